@@ -1,0 +1,34 @@
+# Each target makes what it needs: a venv in .venv with the pinned versions of constraints.txt.
+# On a machine whose index has no CPU build of PyTorch: make demo PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PYTHON ?= python3
+PIP_OPTIONS ?=
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test lint types format clean
+
+demo: $(INSTALLED)
+	$(BIN)/crmatch train digits@4 --baseline
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

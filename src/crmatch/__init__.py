@@ -1,0 +1,27 @@
+"""crmatch trains image classifiers from a handful of labels and a pile of unlabeled images.
+
+Public names are resolved on first use, so that importing the package does no work.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "RunRecord": "crmatch.results",
+    "RunSpec": "crmatch.config",
+    "load": "crmatch.inference",
+    "recipe": "crmatch.recipes",
+    "replace": "crmatch.config",
+    "run": "crmatch.experiment",
+}
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

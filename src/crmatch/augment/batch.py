@@ -1,0 +1,114 @@
+"""Batches: from (seed, step) to the normalized views a method asked for; the only state is what a policy learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from crmatch.augment.geometry import crop_and_mirror
+from crmatch.augment.normalize import Normalizer
+from crmatch.augment.policies import LearningPolicy, Policy
+from crmatch.augment.views import Batch, Source, View
+from crmatch.data.sampling import batch_positions
+from crmatch.randomness import generator
+
+
+@dataclass(frozen=True)
+class BatchMaker:
+    """Makes any step's batch, in any order.
+
+    Attributes:
+        images: uint8 (N, C, H, W), the whole training set on the device.
+        labels: int64 (N,); only those of labeled rows are ever read.
+        labeled: rows of the labeled images.
+        unlabeled: rows of the unlabeled images.
+        views: what the method asks for.
+        batch_sizes: images per source.
+        padding: how far the weak crop may move, in pixels.
+        mirror: whether the weak view may be mirrored.
+        policy: the strong policy.
+        normalizer: from pixels to floats.
+        seed: the run's seed.
+    """
+
+    images: Tensor
+    labels: Tensor
+    labeled: Tensor
+    unlabeled: Tensor
+    views: Sequence[View]
+    batch_sizes: dict[Source, int]
+    padding: int
+    mirror: bool
+    policy: Policy
+    normalizer: Normalizer
+    seed: int
+
+    def batch(self, step: int) -> Batch:
+        """The batch of `step`."""
+        device = self.images.device
+        rows = {source: self._rows(source, step) for source in {view.source for view in self.views}}
+        views = {view.name: self.normalizer(self._augmented(view, rows[view.source], step)) for view in self.views}
+        labels = self.labels[rows["labeled"]] if "labeled" in rows else self.labels[:0]
+        return Batch(labels, views, self.unlabeled_positions(step).to(device))
+
+    def unlabeled_positions(self, step: int) -> Tensor:
+        """Positions of the step's unlabeled images in the unlabeled pool: int64 (Bu,)."""
+        return batch_positions(len(self.unlabeled), self.batch_sizes["unlabeled"], self.seed, "unlabeled", step)
+
+    def images_per_step(self) -> int:
+        """How many augmented images a batch holds."""
+        return sum(self.batch_sizes[view.source] for view in self.views)
+
+    def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
+        """Let a learning policy learn from probes of the step's weakly augmented labeled images.
+
+        Proximity of an image is 1 - 0.5 * |probabilities - onehot|_1, which is the probability of its class.
+
+        Args:
+            step: the training step.
+            predict: normalized images -> class probabilities (N, K) of the evaluated model in eval mode.
+        """
+        if not isinstance(self.policy, LearningPolicy):
+            return
+        rows = self._rows("labeled", step)
+        weak = self._weak(View("labeled", "labeled", "weak"), rows, step)
+        draws = self.policy.draw_probe(len(rows), *weak.shape[2:], generator(self.seed, "probe", step))
+        probabilities = predict(self.normalizer(self.policy.apply(weak, draws)))
+        proximity = probabilities.gather(1, self.labels[rows][:, None]).squeeze(1)
+        self.policy.learn(draws, proximity.cpu())
+
+    def pool(self, source: Literal["labeled", "unlabeled"], batch_size: int = 512) -> Iterator[Tensor]:
+        """All images of a pool in order, unaugmented and normalized."""
+        for rows in (self.labeled if source == "labeled" else self.unlabeled).split(batch_size):
+            yield self.normalizer(self.images[rows])
+
+    def pool_labels(self) -> Tensor:
+        """Classes of the labeled pool: int64."""
+        return self.labels[self.labeled]
+
+    def _rows(self, source: Source, step: int) -> Tensor:
+        pool = self.labeled if source == "labeled" else self.unlabeled
+        if source == "unlabeled":
+            positions = self.unlabeled_positions(step)
+        else:
+            positions = batch_positions(len(pool), self.batch_sizes[source], self.seed, source, step)
+        return pool[positions.to(pool.device)]
+
+    def _augmented(self, view: View, rows: Tensor, step: int) -> Tensor:
+        if view.augmentation == "none":
+            return self.images[rows]
+        weak = self._weak(view, rows, step)
+        if view.augmentation == "weak":
+            return weak
+        draws = self.policy.draw(len(rows), *weak.shape[2:], generator(self.seed, f"strong/{view.name}", step))
+        return self.policy.apply(weak, draws)
+
+    def _weak(self, view: View, rows: Tensor, step: int) -> Tensor:
+        randomness = generator(self.seed, f"weak/{view.name}", step)
+        offsets = torch.randint(0, 2 * self.padding + 1, (2, len(rows)), generator=randomness)
+        mirrored = torch.rand(len(rows), generator=randomness) < (0.5 if self.mirror else 0.0)
+        return crop_and_mirror(self.images[rows], offsets[0], offsets[1], mirrored, self.padding)

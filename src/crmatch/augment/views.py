@@ -1,0 +1,41 @@
+"""Views: what a method asks for, and the batch it receives. Imports no torch, like every description of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Source = Literal["labeled", "unlabeled", "extra"]
+
+
+class View(NamedTuple):
+    """One augmented version of one group of images.
+
+    Attributes:
+        name: the key in `Batch.views`, and the name of the random stream.
+        source: labeled images, unlabeled images, or an extra, independent draw of unlabeled images.
+        augmentation: none, weak (crop and mirror) or strong (weak, then the run's policy).
+    """
+
+    name: str
+    source: Source
+    augmentation: Literal["none", "weak", "strong"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Everything a loss may see of one step's data.
+
+    Attributes:
+        labels: int64 (B,), classes of the labeled images.
+        views: name -> float (N, C, H, W), normalized.
+        unlabeled: int64 (Bu,), positions of the unlabeled images in the unlabeled pool, for methods with memory.
+    """
+
+    labels: Tensor
+    views: Mapping[str, Tensor]
+    unlabeled: Tensor

@@ -1,0 +1,1 @@
+"""Data: files in, uint8 image sets with labels, splits and index batches out; knows no method."""

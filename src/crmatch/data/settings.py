@@ -1,0 +1,114 @@
+"""Settings: the paper's own notation "cifar10@4" and what it stands for, by data set.
+
+Imports no torch: a wrong name is answered at once.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from crmatch.errors import RequestError, unknown
+
+SPLITS = 5
+"""Number of fixed splits per setting that the paper's tables average over."""
+
+
+class Benchmark(NamedTuple):
+    """What the paper and its code family fix for one data set (spec sections 1 and 2)."""
+
+    image_size: int
+    mirror: bool
+    network: str
+    weight_decay: float = 5e-4
+    crmatch_epochs: int = 512
+    """Length of CR-Match's runs in epochs of 1,024 steps; every other method runs 1,024 epochs."""
+    labels_per_class: tuple[int, ...] = ()
+    """The numbers of labels the paper's tables have."""
+
+
+BENCHMARKS = {
+    "cifar10": Benchmark(32, True, "wrn-28-2", labels_per_class=(4, 25, 400)),
+    "cifar100": Benchmark(32, True, "wrn-28-8", weight_decay=1e-3, labels_per_class=(4, 25, 100)),
+    "svhn": Benchmark(32, False, "wrn-28-2", labels_per_class=(4, 25, 100)),
+    "stl10": Benchmark(96, True, "wrn-37-2", crmatch_epochs=300, labels_per_class=(100,)),
+    "mini_imagenet": Benchmark(84, True, "resnet-18", crmatch_epochs=300, labels_per_class=(40, 100)),
+}
+DIGITS = Benchmark(16, False, "wrn-28-2", labels_per_class=(4,))
+GENERIC = Benchmark(32, True, "wrn-28-2")
+ALIASES = {"miniimagenet": "mini_imagenet", "mini-imagenet": "mini_imagenet"}
+
+
+class Setting(NamedTuple):
+    """A data set, a number of labels per class, and the set's defaults."""
+
+    data: str
+    labels_per_class: int
+    image_size: int
+    """Side of the images as stored; where they are not square, the shorter one."""
+    channels: int
+    defaults: Benchmark
+
+    @property
+    def name(self) -> str:
+        """The setting's canonical spelling."""
+        return f"{self.data}@{self.labels_per_class}"
+
+    @property
+    def stem(self) -> str | None:
+        """The benchmark whose images these are, in full or in part; None for any other set."""
+        return next((name for name in sorted(BENCHMARKS, key=len, reverse=True) if self.data.startswith(name)), None)
+
+    @property
+    def is_benchmark(self) -> bool:
+        """Whether this is one of the paper's five data sets in full (a subset is not)."""
+        return self.data in BENCHMARKS
+
+
+def default_data_dir() -> Path:
+    """`CRMATCH_DATA`, else `crmatch` in the XDG cache."""
+    if chosen := os.environ.get("CRMATCH_DATA"):
+        return Path(chosen)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "crmatch"
+
+
+def parse_setting(text: str, data_dir: Path | None = None) -> Setting:
+    """The setting written as `NAME@LABELS`.
+
+    A packed set of another name than the benchmarks' takes mirroring and decay from the benchmark its name begins with
+    (`svhn_small` from `svhn`), the image size from its file, and WRN-28-2 up to 48 pixels whatever the stem says.
+    """
+    data, at, labels = text.lower().partition("@")
+    data = ALIASES.get(data, data)
+    if not at or not labels.isdecimal() or int(labels) == 0:
+        raise RequestError(
+            f"{text!r} is not a setting.\nWrite DATASET@LABELS_PER_CLASS, for example digits@4 or cifar10@25."
+        )
+    if data == "digits":
+        return Setting(data, int(labels), DIGITS.image_size, 1, DIGITS)
+    if data in BENCHMARKS:
+        return Setting(data, int(labels), BENCHMARKS[data].image_size, 3, BENCHMARKS[data])
+    return _packed_setting(data, int(labels), data_dir or default_data_dir())
+
+
+def known_sets(data_dir: Path) -> list[str]:
+    """Names of all data sets that can be asked for, packed files of `data_dir` included."""
+    packed = {file.stem for file in data_dir.glob("*.npz")} if data_dir.is_dir() else set()
+    return sorted({"digits", *BENCHMARKS, *packed})
+
+
+def _packed_setting(data: str, labels: int, data_dir: Path) -> Setting:
+    from crmatch.data.packed import packed_image_shape, packed_path
+
+    path = packed_path(data, data_dir)
+    if not path.is_file():
+        error = unknown("data set", data, known_sets(data_dir))
+        raise RequestError(f"{error} (packed .npz sets are looked for in {data_dir})")
+    height, width, channels = packed_image_shape(path)
+    setting = Setting(data, labels, min(height, width), channels, GENERIC)
+    defaults = BENCHMARKS[setting.stem] if setting.stem else GENERIC
+    if setting.image_size <= 48:
+        defaults = defaults._replace(network="wrn-28-2")
+    return setting._replace(defaults=defaults)

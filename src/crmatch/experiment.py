@@ -1,0 +1,370 @@
+"""run(spec) -> RunRecord: the only place that wires data, method, training and files together."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import safetensors.torch
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+import crmatch
+from crmatch.augment.batch import BatchMaker
+from crmatch.augment.normalize import Normalizer
+from crmatch.augment.policies import LearningPolicy, build_policy
+from crmatch.augment.views import Batch
+from crmatch.config import NUMERICS, RunSpec, differences
+from crmatch.data.images import DataSet
+from crmatch.data.sets import load_data
+from crmatch.data.settings import parse_setting
+from crmatch.data.splits import Split, balanced_split
+from crmatch.errors import DataError, RequestError, ResumeError, StoppedError
+from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
+from crmatch.methods.base import LossTerms, Models
+from crmatch.networks.build import build_network
+from crmatch.results import Errors, RunDirectory, RunRecord, run_directory
+from crmatch.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_file
+from crmatch.training.loop import Curves, Observers, Training, train
+from crmatch.training.runtime import Runtime, choose_runtime, describe_machine
+
+logger = logging.getLogger(__name__)
+
+
+class Progress(Protocol):
+    """Who watches a run."""
+
+    def start(self, done: int, total: int) -> None:
+        """Training begins, or continues after `done` steps."""
+
+    def advance(self, done: int) -> None:
+        """One more step is done."""
+
+    def log(self, line: Curves) -> None:
+        """A new line of curves."""
+
+
+class Experiment:
+    """A spec with its data, ready to train; holds no file."""
+
+    def __init__(self, spec: RunSpec, data: DataSet, runtime: Runtime) -> None:
+        self.spec, self.data, self.runtime = spec, data, runtime
+        labels_per_class = int(spec.setting.rpartition("@")[2])
+        self.split: Split = balanced_split(data.train, labels_per_class, spec.split, spec.data.unlabeled)
+        channels = data.train.images.shape[1]
+        self.mean, self.std = (list(values) * (channels if len(values) == 1 else 1) for values in (spec.data.mean, spec.data.std))
+        if len(self.mean) != channels or len(self.std) != channels:
+            raise RequestError(
+                f"data.mean and data.std have {len(self.mean)} and {len(self.std)} values for {channels} channels.\n"
+                f"Give one value, or {channels}."
+            )
+        self.normalizer = Normalizer(self.mean, self.std, runtime.dtype, runtime.device)
+        self.test_images = data.test and data.test.images.to(runtime.device)
+        self.test_labels = data.test and data.test.labels.to(runtime.device)
+        self._truth = data.train.labels[self.split.unlabeled].to(runtime.device)
+
+    def batches(self) -> BatchMaker:
+        """The maker of the run's batches."""
+        spec, device = self.spec, self.runtime.device
+        return BatchMaker(
+            images=self.data.train.images.to(device),
+            labels=self.data.train.labels.to(device),
+            labeled=self.split.labeled.to(device),
+            unlabeled=self.split.unlabeled.to(device),
+            views=spec.method.views,
+            batch_sizes={
+                "labeled": spec.plan.labeled_batch_size,
+                "unlabeled": spec.plan.unlabeled_batch_size,
+                "extra": spec.method.extra_batch_size,
+            },
+            padding=spec.padding,
+            mirror=spec.augmentation.mirror,
+            policy=build_policy(spec.augmentation.policy, spec.augmentation.variant),
+            normalizer=self.normalizer,
+            seed=spec.seed,
+        )
+
+    def training(self) -> Training:
+        """The run at its beginning."""
+        spec, unlabeled = self.spec, len(self.split.unlabeled)
+        network = build_network(
+            spec.network,
+            channels=self.data.train.images.shape[1],
+            image_size=spec.data.image_size,
+            classes=self.data.train.classes,
+            unlabeled=unlabeled,
+            heads=spec.method.heads,
+            seed=spec.seed,
+        )
+        return Training(
+            method=spec.method,
+            network=network,
+            batches=self.batches(),
+            plan=spec.plan,
+            total_steps=spec.plan.total_steps(unlabeled),
+            steps_per_epoch=spec.plan.steps_per_epoch(unlabeled),
+            runtime=self.runtime,
+            seed=spec.seed,
+        )
+
+    def observe(self, batch: Batch, loss: LossTerms) -> dict[str, Tensor]:
+        """Counts behind the pseudo-label curves; the true classes are looked up here and nowhere else."""
+        if loss.pseudo_labels is None:
+            return {}
+        return pseudo_label_counts(*loss.pseudo_labels, self._truth[batch.unlabeled])
+
+    def evaluate(self, models: Models) -> dict[str, float]:
+        """Test error of the moving average and of the raw weights."""
+        if self.test_images is None or self.test_labels is None:
+            return {}
+        return {
+            f"error/{name}": measure(
+                predict_probabilities(network, self.test_images, self.normalizer), self.test_labels
+            ).error
+            for name, network in (("ema", models.teacher), ("raw", models.student))
+        }
+
+    def measure(self, models: Models) -> Quality | None:
+        """Everything measured of the evaluated model on the test set."""
+        if self.test_images is None or self.test_labels is None:
+            return None
+        network = models.teacher if self.spec.method.evaluated == "ema" else models.student
+        return measure(predict_probabilities(network, self.test_images, self.normalizer), self.test_labels)
+
+
+def run(
+    spec: RunSpec,
+    out: Path | str = "runs",
+    *,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    resume: Literal["auto", "never"] = "auto",
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> RunRecord:
+    """Train `spec` and return its record; a finished run is returned as it is, a stopped one is continued.
+
+    Args:
+        spec: what to train.
+        out: where runs are kept; this one goes to `<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`.
+        data_dir: where packed sets lie.
+        device: `auto`, `cpu`, `cuda`.
+        resume: `auto` continues what is there; `never` refuses to.
+        progress: who watches.
+        stop: asked before every step; True saves and raises `StoppedError`.
+    """
+    directory = run_directory(Path(out), spec, parse_setting(spec.setting, data_dir))
+    if (finished := _finished(directory, spec, resume)) is not None:
+        return finished
+    runtime = choose_runtime(device, spec.precision)
+    data = load_data(parse_setting(spec.setting, data_dir).data, data_dir, spec.data.image_size)
+    experiment = Experiment(spec, data, runtime)
+    with _locked(directory):
+        if (finished := _finished(directory, spec, resume)) is not None:
+            return finished
+        return _train(experiment, directory, progress, stop)
+
+
+def _finished(directory: RunDirectory, spec: RunSpec, resume: str) -> RunRecord | None:
+    """The record where the run is finished; raises where the directory holds anything but this run."""
+    started = directory.read_spec()
+    if started is None:
+        return None
+    if started != spec:
+        changed = [f"{key} is {old!r} there, {new!r} here" for key, (old, new) in differences(started, spec).items()]
+        raise RequestError(
+            f"{directory.path} holds a run of another spec: {'; '.join(changed[:3])}.\nChoose another --out, or remove it."
+        )
+    if resume == "never":
+        raise RequestError(
+            f"{directory.path} already holds this run, and --resume never was asked for.\n"
+            "Use --resume auto to continue it, choose another --out, or remove it."
+        )
+    return directory.read_record()
+
+
+@contextmanager
+def _locked(directory: RunDirectory):  # type: ignore[no-untyped-def]
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(directory.lock, timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise ResumeError(
+            f"{directory.path} is in use by another process.\nWait until it ends, or choose another --out."
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"cannot write to {directory.path}: {error.strerror}.\nChoose a directory you may write to with --out."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _train(
+    experiment: Experiment, directory: RunDirectory, progress: Progress | None, stop: Callable[[], bool]
+) -> RunRecord:
+    spec, training = experiment.spec, experiment.training()
+    description = experiment.split.describe(experiment.data.train)
+    checkpoint = load_checkpoint(directory.checkpoints)
+    if checkpoint is None:
+        _write_json(directory.split, {"setting": spec.setting, "split": spec.split, **description})
+        _write_json(directory.spec, spec.to_json())
+    else:
+        _check_continuation(checkpoint, directory, description["data_fingerprint"])
+        training.restore(checkpoint)
+        logger.info("continuing %s after step %d", directory.path, checkpoint.step)
+    curves = CurveFile(directory, training.step)
+
+    def log(line: Curves) -> None:
+        if "count/used" in line:
+            line |= pseudo_label_quality(line)
+        line["images_per_second"] = line.pop("steps_per_second") * images_per_step
+        finished = {key: value for key, value in line.items() if not key.startswith("count/")}
+        curves.append(finished)
+        if progress:
+            progress.log(finished)
+
+    def save(state: Checkpoint) -> None:
+        curves.flush()
+        values = {**state.values, "numerics": NUMERICS, "threads": torch.get_num_threads()}
+        save_checkpoint(directory.checkpoints, state._replace(values=values))
+
+    images_per_step = sum(len(images) for images in training.batches.batch(training.step).views.values())
+    if progress:
+        progress.start(training.step, training.total_steps)
+    observers = Observers(
+        log=log,
+        evaluate=experiment.evaluate,
+        observe=experiment.observe,
+        save=save,
+        advance=progress.advance if progress else lambda steps: None,
+        stop=stop,
+    )
+    with curves:
+        if not train(training, observers):
+            raise StoppedError(
+                f"stopped after step {training.step} of {training.total_steps}; everything is saved in {directory.path}.\n"
+                "The same command continues."
+            )
+    record = _record(experiment, training, curves.lines, images_per_step * training.total_steps)
+    write_file(directory.model, safetensors.torch.save(_evaluated(experiment, training).deployed_state()))
+    _write_json(directory.model_config, _model_config(experiment, record))
+    _write_json(directory.record, record.model_dump(mode="json"))
+    return record
+
+
+class CurveFile:
+    """`metrics.jsonl`: one line per log point; lines after the point of continuation are dropped."""
+
+    def __init__(self, directory: RunDirectory, step: int) -> None:
+        self.lines = [line for line in directory.read_metrics() if line["step"] <= step]
+        self._path = directory.metrics
+        write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
+
+    def __enter__(self) -> CurveFile:
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a line and hand it to the system."""
+        self.lines.append(dict(line))
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise DataError(f"cannot write {self._path}: {error.strerror}.\nFree some space; the same command continues.") from error  # fmt: skip
+
+    def flush(self) -> None:
+        """Put all lines on the disk, before a checkpoint that relies on them."""
+        os.fsync(self._file.fileno())
+
+
+def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) -> None:
+    """A checkpoint may be continued only by the same numerics on the same data."""
+    if checkpoint.values["numerics"] != NUMERICS:
+        raise ResumeError(
+            f"{directory.path} was started with numerics {checkpoint.values['numerics']}, this version computes with {NUMERICS}.\n"
+            "Finish it with the version that started it, or remove it."
+        )
+    started = json.loads(directory.split.read_text(encoding="utf-8"))["data_fingerprint"]
+    if started != fingerprint:
+        raise DataError(
+            f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now).\n"
+            "Bring the old data back, or choose another --out."
+        )
+    if checkpoint.values["threads"] != torch.get_num_threads():
+        logger.warning(
+            "this run began with %d threads and continues with %d: the result will not be equal to the bit",
+            checkpoint.values["threads"],
+            torch.get_num_threads(),
+        )
+
+
+def _evaluated(experiment: Experiment, training: Training) -> Any:
+    return training.models.teacher if experiment.spec.method.evaluated == "ema" else training.models.student
+
+
+def _record(experiment: Experiment, training: Training, lines: list[Curves], images_seen: int) -> RunRecord:
+    quality = experiment.measure(training.models)
+    data, spec = experiment.data, experiment.spec
+    curve = {name: [line[f"error/{name}"] for line in lines if f"error/{name}" in line] for name in ("ema", "raw")}
+    policy = training.batches.policy
+    return RunRecord(
+        spec=spec,
+        numerics=NUMERICS,
+        crmatch_version=crmatch.__version__,
+        evaluated=spec.method.evaluated,
+        ema=Errors.from_curve(curve["ema"]) if curve["ema"] else None,
+        raw=Errors.from_curve(curve["raw"]) if curve["raw"] else None,
+        per_class_error=quality.per_class if quality else [],
+        confusion=quality.confusion if quality else [],
+        calibration_error=quality.calibration_error if quality else None,
+        class_names=list(data.train.class_names),
+        labeled_images=len(experiment.split.labeled),
+        unlabeled_images=len(experiment.split.unlabeled),
+        test_images=len(data.test) if data.test else 0,
+        data_fingerprint=data.train.fingerprint,
+        steps=training.step,
+        images_seen=images_seen,
+        seconds=round(training.seconds, 3),
+        machine=describe_machine(experiment.runtime),
+        final=lines[-1],
+        policy={name: value.tolist() for name, value in policy.state().items()}
+        if isinstance(policy, LearningPolicy)
+        else None,
+    )
+
+
+def _model_config(experiment: Experiment, record: RunRecord) -> dict[str, Any]:
+    spec = record.spec
+    return {
+        "format": 1,
+        "network": spec.network.model_dump(mode="json"),
+        "channels": experiment.data.train.images.shape[1],
+        "image_size": spec.data.image_size,
+        "mean": experiment.mean,
+        "std": experiment.std,
+        "class_names": record.class_names,
+        "weights": record.evaluated,
+        "method": spec.method.name,
+        "setting": spec.setting,
+        "test_error": record.error,
+        "test_images": record.test_images,
+        "crmatch_version": record.crmatch_version,
+    }
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    write_file(path, (json.dumps(values, indent=1) + "\n").encode())

@@ -1,0 +1,146 @@
+"""What every method is: validated hyper-parameters, the views it asks for, and a loss with named terms.
+
+Method files import torch only inside the functions that compute, so that a spec is made and checked without it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from crmatch.augment.views import Batch, View
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from crmatch.networks.outputs import Network, NetworkShape
+
+
+class Models(NamedTuple):
+    """The network that is trained and its moving average."""
+
+    student: Network
+    teacher: Network
+
+
+class Step(NamedTuple):
+    """Where training is, and the step's own randomness.
+
+    Attributes:
+        number: from 0.
+        total: length of the run in steps.
+        generator: stream name -> a fresh generator for this step (e.g. `mixup`).
+    """
+
+    number: int
+    total: int
+    generator: Callable[[str], torch.Generator]
+
+
+class Refresh(NamedTuple):
+    """What a periodic refresh may use: the models, and all training images in order of the pools.
+
+    Attributes:
+        models: student and teacher.
+        step: where training is.
+        labels: int64, classes of the labeled pool.
+        features: pool ("labeled" or "unlabeled") -> (features, probabilities) of every image, unaugmented, eval mode.
+    """
+
+    models: Models
+    step: Step
+    labels: Tensor
+    features: Callable[[Literal["labeled", "unlabeled"]], tuple[Tensor, Tensor]]
+
+
+class PseudoLabels(NamedTuple):
+    """What a method believed of the step's unlabeled images, for curves only.
+
+    Attributes:
+        labels: int64 (Bu,), predicted classes.
+        used: (Bu,), how much each image counted in the loss, 0..1.
+    """
+
+    labels: Tensor
+    used: Tensor
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """Terms and weights of a loss; `total` is the only place where they meet.
+
+    Attributes:
+        terms: name -> scalar.
+        weights: name -> factor, for the same names.
+        monitors: name -> detached scalar, only for curves.
+        pseudo_labels: where the method makes them.
+    """
+
+    terms: Mapping[str, Tensor]
+    weights: Mapping[str, float]
+    monitors: Mapping[str, Tensor] = field(default_factory=dict)
+    pseudo_labels: PseudoLabels | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """sum over terms of weight * term."""
+        parts = [self.weights[name] * term for name, term in self.terms.items()]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+
+class Method(BaseModel, ABC):
+    """A semi-supervised method: frozen hyper-parameters and a loss.
+
+    A weight scales its term; a weight of exactly 0 also removes what only that term needs: its views, its images in the
+    joint pass, its head.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: ClassVar[str]
+    """How tables call the method."""
+    summary: ClassVar[str]
+    """One line for `crmatch show methods`."""
+    paper: ClassVar[str]
+    """Where it comes from."""
+    evaluated: ClassVar[Literal["ema", "raw"]] = "ema"
+    """Which model counts; the record keeps both."""
+
+    @property
+    @abstractmethod
+    def views(self) -> tuple[View, ...]:
+        """The views the loss needs, in the order of the joint pass."""
+
+    @property
+    def extra_batch_size(self) -> int:
+        """Images per step of the `extra` source; 0 where no view asks for it."""
+        return 0
+
+    def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
+        """Modules trained beside backbone and classifier, and running state as their buffers."""
+        return {}
+
+    @abstractmethod
+    def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
+        """All terms of one step."""
+
+    def refresh_every(self, steps_per_epoch: int, total_steps: int) -> int | None:
+        """Steps between two calls of `refresh`, the first before step 0; None: never.
+
+        Args:
+            steps_per_epoch: steps in one pass over the unlabeled images.
+            total_steps: length of the run.
+        """
+        return None
+
+    def refresh(self, context: Refresh) -> None:
+        """Renew what is remembered of the whole training set."""

@@ -1,0 +1,1 @@
+"""Networks: normalized images in, `Outputs` out; heads and moving average beside them."""

@@ -1,0 +1,48 @@
+"""Networks by name and their choices (spec section 1). Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class WideResNetConfig(BaseModel):
+    """The Wide ResNet of the MixMatch and FixMatch code base: `scales` stages of `repeat` blocks, stage s `filters` * 2^s wide."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["wide_resnet"] = "wide_resnet"
+    filters: int = Field(32, ge=1)
+    scales: int = Field(3, ge=1, le=6)
+    repeat: int = Field(4, ge=1)
+    first_stride: Literal[1, 2] = 1
+    block: Literal["preactivation", "usb"] = "preactivation"
+    """`usb` feeds the raw input to the first convolution where the width changes after stage 1, as USB's code does."""
+    conv_bias: Literal["all", "stem", "none"] = "all"
+    slope: float = Field(0.1, ge=0, lt=1)
+    norm_momentum: float = Field(0.001, gt=0, le=1)
+    norm_epsilon: float = Field(1e-3, gt=0)
+    block_norm_epsilon: float = Field(1e-3, gt=0)
+    """Epsilon of the batch norms inside blocks; USB has 1e-5 there and 1e-3 in the last one."""
+
+
+class ResNet18Config(BaseModel):
+    """The plain ResNet-18 with a 7x7 stem, for mini-ImageNet."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["resnet18"] = "resnet18"
+    norm_momentum: float = Field(0.1, gt=0, le=1)
+    norm_epsilon: float = Field(1e-5, gt=0)
+
+
+NetworkConfig = Annotated[WideResNetConfig | ResNet18Config, Field(discriminator="kind")]
+
+NETWORKS: dict[str, WideResNetConfig | ResNet18Config] = {
+    "wrn-28-2": WideResNetConfig(filters=32),
+    "wrn-28-8": WideResNetConfig(filters=135),
+    "wrn-28-8-128": WideResNetConfig(filters=128),
+    "wrn-37-2": WideResNetConfig(filters=32, scales=4),
+    "resnet-18": ResNet18Config(),
+}

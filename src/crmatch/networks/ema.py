@@ -1,0 +1,33 @@
+"""The exponential moving average of a network (spec sections 2.4 and 6)."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from crmatch.networks.outputs import Network
+
+
+class MovingAverage:
+    """theta' <- d * theta' + (1 - d) * theta for parameters; buffers are copied, never averaged.
+
+    With `warmup`, d is min(decay, (1 + t) / (10 + t)) at step t, so that a short run is not dominated by its start.
+    """
+
+    def __init__(self, network: Network, decay: float, warmup: bool) -> None:
+        self.network: Network = copy.deepcopy(network)
+        self.network.requires_grad_(False)
+        self.decay = decay
+        self.warmup = warmup
+        self._averaged = list(self.network.parameters())
+        self._copied = list(self.network.buffers())
+
+    @torch.no_grad()
+    def update(self, source: Network, step: int) -> None:
+        """Take in the weights after `step` (from 0)."""
+        decay = min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
+        current: list[Tensor] = [parameter.detach() for parameter in source.parameters()]
+        torch._foreach_lerp_(self._averaged, current, 1 - decay)
+        torch._foreach_copy_(self._copied, list(source.buffers()))

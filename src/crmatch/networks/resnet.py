@@ -1,0 +1,56 @@
+"""The plain ResNet-18 (spec section 1.2): post-activation, 7x7 stem, no small-image changes."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from crmatch.networks.config import ResNet18Config
+
+WIDTHS = (64, 128, 256, 512)
+
+
+class Block(nn.Module):
+    """act(x + norm(conv(act(norm(conv(x))))))."""
+
+    def __init__(self, config: ResNet18Config, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        norm = (config.norm_epsilon, config.norm_momentum)
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width, *norm)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width, *norm)
+        self.shortcut: nn.Sequential | None = None
+        if stride != 1 or channels != width:
+            projection = nn.Conv2d(channels, width, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(width, *norm))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, channels, h, w) -> (N, width, h', w')."""
+        residual = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        residual = self.norm2(self.conv2(residual))
+        carried: Tensor = x if self.shortcut is None else self.shortcut(x)
+        return F.relu(carried + residual, inplace=True)
+
+
+class ResNet18(nn.Module):
+    """Stem and four stages of two blocks; returns the feature map, point (a)."""
+
+    def __init__(self, config: ResNet18Config, channels: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, WIDTHS[0], 7, 2, padding=3, bias=False)
+        self.norm = nn.BatchNorm2d(WIDTHS[0], config.norm_epsilon, config.norm_momentum)
+        blocks = []
+        before = WIDTHS[0]
+        for stage, width in enumerate(WIDTHS):
+            blocks += [Block(config, before, width, 2 if stage else 1), Block(config, width, width, 1)]
+            before = width
+        self.blocks = nn.Sequential(*blocks)
+        self.out_channels = before
+        self.halvings = 5
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature map (N, 512, h, w) of normalized images (N, C, H, W)."""
+        x = F.relu(self.norm(self.stem(images)), inplace=True)
+        feature_map: Tensor = self.blocks(F.max_pool2d(x, 3, 2, padding=1))
+        return feature_map

@@ -1,0 +1,152 @@
+"""Recipes: (setting, method, name) -> RunSpec, spec section 6.1. Imports no torch.
+
+`paper` is what the paper prints and FixMatch's protocol where it is silent, `usb` the public code of the peer, `original`
+each method's own paper, `quick` ours: minutes on a CPU instead of days on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from crmatch.config import AugmentationSpec, DataSpec, RunSpec, differences
+from crmatch.data.settings import Setting
+from crmatch.errors import unknown
+from crmatch.methods import METHODS, build_method
+from crmatch.networks.config import NETWORKS, WideResNetConfig
+from crmatch.training.plan import TrainPlan
+
+EPOCH = 1024
+"""Steps of an "epoch" in this code family: 65,536 labeled images in batches of 64."""
+LONGEST_VARIANT = 60
+USB_STATISTICS = {
+    "cifar10": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    "svhn": ((0.4380, 0.4440, 0.4730), (0.1751, 0.1771, 0.1744)),
+    "stl10": ((0.4408, 0.4278, 0.3867), (0.2682, 0.2612, 0.2686)),
+}
+"""Mean and deviation per channel as USB's code has them: CIFAR-10 with those of ImageNet."""
+
+
+def default_recipe(setting: Setting) -> str:
+    """`paper` for the paper's own data sets, `quick` for everything else."""
+    return "paper" if setting.is_benchmark else "quick"
+
+
+def recipe(setting: Setting, method: str = "crmatch", name: str | None = None) -> RunSpec:
+    """The spec of split 1, seed 0 for a method on a setting by a named recipe."""
+    name = name or default_recipe(setting)
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    return RECIPES[name](setting, method)
+
+
+def _paper(setting: Setting, method: str) -> RunSpec:
+    ours = method == "crmatch"
+    epochs = setting.defaults.crmatch_epochs if ours else 1024
+    return RunSpec(
+        setting=setting.name,
+        recipe="paper",
+        data=DataSpec(image_size=setting.image_size, unlabeled="remaining" if ours else "all"),
+        augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="paper" if ours else "google"),
+        network=NETWORKS[setting.defaults.network],
+        method=build_method(method, _ties(method, "exclude" if ours else "include")),
+        plan=TrainPlan(steps=epochs * EPOCH, weight_decay=setting.defaults.weight_decay),
+        headline="last" if ours else "median_last_20",
+    )
+
+
+def _usb(setting: Setting, method: str) -> RunSpec:
+    wide = setting.image_size > 48
+    choices: dict[str, Any] = _ties(method, "include")
+    if method == "crmatch":
+        choices |= {"rotation_source": "extra", "rotation_images": 64}
+    network = WideResNetConfig(
+        filters=32,
+        scales=4 if wide else 3,
+        first_stride=2 if wide else 1,
+        block="usb",
+        conv_bias="stem",
+        block_norm_epsilon=1e-5,
+    )
+    mean, std = USB_STATISTICS.get(setting.stem, ((0.5,), (0.5,)))
+    return RunSpec(
+        setting=setting.name,
+        recipe="usb",
+        data=DataSpec(
+            image_size=setting.image_size,
+            unlabeled="all",
+            mean=mean,
+            std=std,
+        ),
+        augmentation=AugmentationSpec(mirror=setting.data != "digits", variant="usb"),
+        network=network,
+        method=build_method(method, choices),
+        plan=TrainPlan(
+            steps=1024 * EPOCH, weight_decay=setting.defaults.weight_decay, evaluate_every=5120, checkpoint_every=5120
+        ),
+    )
+
+
+def _original(setting: Setting, method: str) -> RunSpec:
+    """CR-Match's own paper is `paper`; FixMatch's and the supervised baseline's is FixMatch's protocol, which `paper` uses."""
+    return _paper(setting, method).model_copy(update={"recipe": "original"})
+
+
+def _quick(setting: Setting, method: str) -> RunSpec:
+    digits = setting.data == "digits"
+    size = setting.image_size if setting.image_size < 32 else 16 if setting.image_size == 32 else 32
+    choices = _ties(method, "exclude") | ({"rotation_images": 16} if method == "crmatch" else {})
+    steps = 1000 if digits else 3000
+    return RunSpec(
+        setting=setting.name,
+        recipe="quick",
+        data=DataSpec(image_size=size),
+        augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
+        network=WideResNetConfig(filters=32 if setting.channels == 3 else 16, repeat=1, norm_momentum=0.1),
+        method=build_method(method, choices),
+        plan=TrainPlan(
+            steps=steps,
+            labeled_batch_size=16,
+            unlabeled_batch_size=112,
+            weight_decay=setting.defaults.weight_decay,
+            ema_decay=0.99 if digits else 0.998,
+            ema_warmup=True,
+            evaluate_every=steps // 20,
+            log_every=steps // 100,
+            checkpoint_every=steps // 20,
+        ),
+    )
+
+
+RECIPES: dict[str, Callable[[Setting, str], RunSpec]] = {
+    "paper": _paper,
+    "usb": _usb,
+    "original": _original,
+    "quick": _quick,
+}
+
+
+def variant(spec: RunSpec, setting: Setting) -> str:
+    """What a run's directory says after its method: the recipe if it is not the default, then every changed key.
+
+    Made from the spec, never typed, so that two specs never share a directory. Longer than 60 characters: the first 40
+    and 8 hex digits of the spec's hash.
+    """
+    base = recipe(setting, spec.method.name, spec.recipe)
+    parts = [] if spec.recipe == default_recipe(setting) else [spec.recipe]
+    for key, (value, _) in sorted(differences(spec, base).items()):
+        if key not in ("split", "seed", "setting", "recipe"):
+            text = str(value).replace(" ", "").replace("/", "_")
+            parts.append(f"{key}={text}")
+    whole = ",".join(parts)
+    return whole if len(whole) <= LONGEST_VARIANT else f"{whole[:40]}-{spec.hash}"
+
+
+def _ties(method: str, ties: str) -> dict[str, Any]:
+    """The choice of ties for methods that have one."""
+    entry = METHODS[method]
+    fields = (entry if isinstance(entry, type) else entry.method).model_fields
+    return {"ties": ties} if "ties" in fields else {}

@@ -1,0 +1,130 @@
+"""Records: one JSON per finished run, written once, and the directory each run lives in. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from crmatch.config import RunSpec, parse_spec
+from crmatch.data.settings import Setting
+from crmatch.errors import DataError
+from crmatch.recipes import variant
+
+MEDIAN_OF = 20
+MODEL_WEIGHTS = "model.safetensors"
+MODEL_CONFIG = "config.json"
+
+
+class Errors(BaseModel):
+    """Test errors of one model in percent, by the rules that people report."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    last: float
+    median_last_20: float
+    """Median of the last 20 evaluations (of all, where there were fewer)."""
+    best_on_test: float
+    """The lowest over all evaluations: chosen on the test set, never a headline."""
+
+    @classmethod
+    def from_curve(cls, errors: Sequence[float]) -> Self:
+        """From the errors of all evaluations in order."""
+        return cls(last=errors[-1], median_last_20=statistics.median(errors[-MEDIAN_OF:]), best_on_test=min(errors))
+
+
+class RunRecord(BaseModel):
+    """What a finished run leaves behind."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    spec: RunSpec
+    numerics: int
+    crmatch_version: str
+    evaluated: Literal["ema", "raw"]
+    """Which model counts."""
+    ema: Errors | None
+    raw: Errors | None
+    """None for both where there is no test set."""
+    per_class_error: list[float]
+    confusion: list[list[int]]
+    calibration_error: float | None
+    class_names: list[str]
+    labeled_images: int
+    unlabeled_images: int
+    test_images: int
+    data_fingerprint: str
+    steps: int
+    images_seen: int
+    """Augmented images over the whole run; rotated copies are not counted again."""
+    seconds: float
+    machine: dict[str, Any]
+    final: dict[str, Any]
+    """The last line of the curves."""
+    policy: dict[str, Any] | None = None
+    """What a learning policy learned."""
+
+    @property
+    def error(self) -> float | None:
+        """The headline: test error of the evaluated model by the spec's rule, in percent."""
+        errors = self.ema if self.evaluated == "ema" else self.raw
+        return None if errors is None else float(getattr(errors, self.spec.headline))
+
+
+class RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spec = path / "spec.json"
+        self.split = path / "split.json"
+        self.metrics = path / "metrics.jsonl"
+        self.record = path / "record.json"
+        self.model = path / MODEL_WEIGHTS
+        self.model_config = path / MODEL_CONFIG
+        self.checkpoints = path / "checkpoint"
+        self.lock = path / "run.lock"
+
+    def read_spec(self) -> RunSpec | None:
+        """The spec that was started here; None where nothing was."""
+        return parse_spec(_read_json(self.spec)) if self.spec.exists() else None
+
+    def read_record(self) -> RunRecord | None:
+        """The record of a finished run; None where it is not finished."""
+        if not self.record.exists():
+            return None
+        values = _read_json(self.record)
+        try:
+            return RunRecord.model_validate(values)
+        except ValidationError as error:
+            raise DataError(f"{self.record} is no run record: {error.errors()[0]['msg']}.") from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The curves; a line that a kill cut short is left out."""
+        return list(_lines(self.metrics)) if self.metrics.exists() else []
+
+
+def run_directory(out: Path, spec: RunSpec, setting: Setting) -> RunDirectory:
+    """`<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`."""
+    changed = variant(spec, setting)
+    name = f"{spec.method.name}-{changed}" if changed else spec.method.name
+    return RunDirectory(out / spec.setting / name / f"split{spec.split}-seed{spec.seed}")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
+
+
+def _lines(path: Path) -> Iterable[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return

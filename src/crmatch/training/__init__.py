@@ -1,0 +1,1 @@
+"""Training: the plan, the one loop, checkpoints and everything about the machine; knows no method and no data set."""

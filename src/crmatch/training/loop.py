@@ -1,0 +1,206 @@
+"""The one training loop. It knows no method, no data set and no file."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from crmatch.augment.policies import LearningPolicy, Policy
+from crmatch.augment.views import Batch
+from crmatch.errors import DivergedError
+from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
+from crmatch.networks.ema import MovingAverage
+from crmatch.networks.outputs import Network
+from crmatch.randomness import generator
+from crmatch.training.checkpoint import Checkpoint
+from crmatch.training.meter import Meter
+from crmatch.training.optimizer import build_optimizer, set_learning_rate
+from crmatch.training.plan import TrainPlan
+from crmatch.training.runtime import Runtime
+
+Curves = dict[str, Any]
+
+
+class Batches(Protocol):
+    """Where batches come from: a pure function of the step, but for what a policy has learned."""
+
+    @property
+    def policy(self) -> Policy:
+        """The strong policy, whose state the loop saves where it learns."""
+
+    def batch(self, step: int) -> Batch:
+        """The batch of `step`."""
+
+    def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
+        """Let the policy learn from predictions on probes."""
+
+    def pool(self, source: Literal["labeled", "unlabeled"]) -> Iterator[Tensor]:
+        """All images of a pool in order, normalized, in large batches."""
+
+    def pool_labels(self) -> Tensor:
+        """Classes of the labeled pool."""
+
+
+@dataclass(frozen=True)
+class Observers:
+    """What the loop calls besides computing; each may be replaced alone.
+
+    Attributes:
+        log: gets one line of curves per log point.
+        evaluate: models -> errors, called every `evaluate_every` steps.
+        observe: (batch, loss) -> more scalars to average between log points.
+        save: gets a checkpoint every `checkpoint_every` steps.
+        advance: called after every step with the number of finished steps.
+        stop: whether to save and return before the next step.
+    """
+
+    log: Callable[[Curves], None] = lambda line: None
+    evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}
+    observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}
+    save: Callable[[Checkpoint], None] = lambda checkpoint: None
+    advance: Callable[[int], None] = lambda steps: None
+    stop: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class Training:
+    """A run in progress: networks, optimizer and how far it got."""
+
+    method: Method
+    network: Network
+    batches: Batches
+    plan: TrainPlan
+    total_steps: int
+    steps_per_epoch: int
+    runtime: Runtime
+    seed: int
+    step: int = 0
+    seconds: float = 0.0
+    meter: Meter = field(default_factory=Meter)
+
+    def __post_init__(self) -> None:
+        self.network.to(device=self.runtime.device, dtype=self.runtime.dtype, memory_format=torch.channels_last)
+        self.network.train()
+        self.average = MovingAverage(self.network, self.plan.ema_decay, self.plan.ema_warmup)
+        self.average.network.eval()
+        self.models = Models(self.network, self.average.network)
+        self.optimizer = build_optimizer(self.network, self.plan)
+
+    def take_step(self) -> tuple[Batch, LossTerms]:
+        """One update: batch, loss, gradient, weights, moving average, policy."""
+        step = Step(self.step, self.total_steps, functools.partial(generator, self.seed, step=self.step))
+        self._refresh(step)
+        set_learning_rate(self.optimizer, self.learning_rate)
+        batch = self.batches.batch(self.step)
+        loss = self.method.loss(batch, self.models, step)
+        total = loss.total
+        if self.runtime.host_sync_is_free and not math.isfinite(total.item()):
+            raise DivergedError(self._divergence(loss))
+        total.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.average.update(self.network, self.step)
+        self.batches.learn(self.step, self._probabilities)
+        self.step += 1
+        return batch, loss
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the step to come."""
+        return self.plan.learning_rate * self.plan.rate_factor(self.step, self.total_steps)
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything needed to continue as if never stopped."""
+        tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
+        tensors |= {f"average/{name}": tensor for name, tensor in self.average.network.state_dict().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items() if value is not None}
+        if isinstance(self.batches.policy, LearningPolicy):
+            tensors |= {f"policy/{name}": tensor for name, tensor in self.batches.policy.state().items()}
+        return Checkpoint(self.step, tensors, {"meter": self.meter.state(), "seconds": self.seconds})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from `checkpoint`."""
+        groups: dict[str, dict[str, Tensor]] = {"network": {}, "average": {}, "optimizer": {}, "policy": {}}
+        for name, tensor in checkpoint.tensors.items():
+            group, _, key = name.partition("/")
+            groups[group][key] = tensor
+        self.network.load_state_dict(groups["network"])
+        self.average.network.load_state_dict(groups["average"])
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in groups["optimizer"].items():
+            index, _, key = name.partition("/")
+            state.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        if isinstance(self.batches.policy, LearningPolicy):
+            self.batches.policy.load_state(groups["policy"])
+        self.meter.load_state(checkpoint.values["meter"], self.runtime.device)
+        self.step, self.seconds = checkpoint.step, float(checkpoint.values["seconds"])
+
+    @torch.inference_mode()
+    def _probabilities(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.average.network(images).logits
+        return logits.softmax(dim=1)
+
+    def _refresh(self, step: Step) -> None:
+        interval = self.method.refresh_every(self.steps_per_epoch, self.total_steps)
+        if interval is None or step.number % interval:
+            return
+
+        def features(source: Literal["labeled", "unlabeled"]) -> tuple[Tensor, Tensor]:
+            self.network.eval()
+            with torch.no_grad():
+                outputs = [self.network(images) for images in self.batches.pool(source)]
+            self.network.train()
+            logits = torch.cat([part.logits for part in outputs])
+            return torch.cat([part.features for part in outputs]), logits.softmax(dim=1)
+
+        self.method.refresh(Refresh(self.models, step, self.batches.pool_labels(), features))
+
+    def _divergence(self, loss: LossTerms) -> str:
+        terms = ", ".join(f"{name} = {term.item():g}" for name, term in loss.terms.items())
+        return (
+            f"the loss is not finite at step {self.step}: {terms}.\n"
+            "Try a smaller plan.learning_rate; the last checkpoint is unharmed."
+        )
+
+
+def train(training: Training, observers: Observers) -> bool:
+    """Run `training` to its end; False where `observers.stop` ended it early, after saving."""
+    plan = training.plan
+    started, logged_at, logged_step = time.perf_counter(), time.perf_counter(), training.step
+    before = training.seconds
+    while training.step < training.total_steps:
+        if observers.stop():
+            observers.save(training.checkpoint())
+            return False
+        rate = training.learning_rate
+        batch, loss = training.take_step()
+        values = {f"loss/{name}": term for name, term in loss.terms.items()} | {"loss/total": loss.total}
+        values |= {f"monitor/{name}": value for name, value in loss.monitors.items()}
+        training.meter.add({**values, **observers.observe(batch, loss)})
+        training.seconds = before + time.perf_counter() - started
+        step, last = training.step, training.step == training.total_steps
+        evaluates = last or step % plan.evaluate_every == 0
+        if evaluates or step % plan.log_every == 0:
+            line: Curves = {"step": step, "learning_rate": rate, **training.meter.means()}
+            if not math.isfinite(line["loss/total"]):
+                raise DivergedError(training._divergence(loss))
+            now = time.perf_counter()
+            line["steps_per_second"] = (step - logged_step) / (now - logged_at)
+            if evaluates:
+                line |= observers.evaluate(training.models)
+            line["seconds"] = training.seconds
+            observers.log(line)
+            logged_at, logged_step = time.perf_counter(), step
+        if last or step % plan.checkpoint_every == 0:
+            observers.save(training.checkpoint())
+        observers.advance(step)
+    return True

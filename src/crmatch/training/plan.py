@@ -1,0 +1,106 @@
+"""How long, in which batches and by which rule weights move. Imports no torch.
+
+Lengths inside a run (phases of a schedule) are shares of the run, so that a shortened run keeps its shape.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Phase(BaseModel):
+    """One part of a learning-rate schedule; u runs from 0 to 1 over the phase.
+
+    `constant`: start. `linear`: start + u (end - start). `cosine`: start * cos(pi * arc * u), whose 7/16 arc ends at 0.195.
+    `half_cosine`: start * (1 + cos(pi * arc * u)) / 2, where an arc below 1 stops before zero.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    share: float = Field(1.0, gt=0, le=1)
+    """Part of the run this phase takes."""
+    shape: Literal["constant", "linear", "cosine", "half_cosine"] = "constant"
+    start: float = Field(1.0, ge=0)
+    end: float = Field(1.0, ge=0)
+    """Only for `linear`."""
+    arc: float = Field(1.0, gt=0, le=1)
+    """Only for the cosines."""
+
+    def factor(self, progress: float) -> float:
+        """The factor at `progress` (u) within the phase."""
+        if self.shape == "linear":
+            return self.start + progress * (self.end - self.start)
+        if self.shape == "cosine":
+            return self.start * math.cos(math.pi * self.arc * progress)
+        if self.shape == "half_cosine":
+            return self.start * (1 + math.cos(math.pi * self.arc * progress)) / 2
+        return self.start
+
+
+COSINE_7_16 = (Phase(shape="cosine", arc=7 / 16),)
+"""FixMatch's rule: lr * cos(7 pi t / (16 T))."""
+
+
+class TrainPlan(BaseModel):
+    """Length, batches, optimizer, schedule and averages of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int | None = Field(None, ge=1)
+    """Optimizer updates."""
+    unlabeled_epochs: float | None = Field(None, gt=0)
+    """Length as passes over the unlabeled images, instead of `steps`."""
+    labeled_batch_size: int = Field(64, ge=1)
+    unlabeled_batch_size: int = Field(448, ge=1)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    learning_rate: float = Field(0.03, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Only for `sgd`."""
+    nesterov: bool = True
+    """Only for `sgd`."""
+    weight_decay: float = Field(5e-4, ge=0)
+    decay_rule: Literal["l2", "decoupled"] = "l2"
+    """`l2` adds decay * w to the gradient; `decoupled` shrinks w by lr * decay each step."""
+    decay_parameters: Literal["weights", "all"] = "weights"
+    """`weights`: kernels of convolutions and linear layers only, never biases or batch norm."""
+    schedule: tuple[Phase, ...] = COSINE_7_16
+    ema_decay: float = Field(0.999, ge=0, lt=1)
+    ema_warmup: bool = False
+    """Raise the decay as min(decay, (1 + t) / (10 + t))."""
+    evaluate_every: int = Field(1024, ge=1)
+    log_every: int = Field(64, ge=1)
+    checkpoint_every: int = Field(1024, ge=1)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if (self.steps is None) == (self.unlabeled_epochs is None):
+            raise ValueError("give the length either as steps or as unlabeled_epochs, not both and not neither")
+        if not math.isclose(total := sum(phase.share for phase in self.schedule), 1.0, abs_tol=1e-9):
+            raise ValueError(f"the shares of the schedule's phases must add up to 1, found {total:g}")
+        if self.nesterov and self.optimizer == "sgd" and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+    def steps_per_epoch(self, unlabeled: int) -> int:
+        """Steps in one pass over `unlabeled` images."""
+        return math.ceil(unlabeled / self.unlabeled_batch_size)
+
+    def total_steps(self, unlabeled: int) -> int:
+        """Length of the run in steps, with `unlabeled` images in the pool."""
+        if self.steps is not None:
+            return self.steps
+        assert self.unlabeled_epochs is not None
+        return max(1, math.ceil(self.unlabeled_epochs * self.steps_per_epoch(unlabeled)))
+
+    def rate_factor(self, step: int, total: int) -> float:
+        """Factor of the learning rate at `step` of `total`: a pure function."""
+        progress, passed = step / total, 0.0
+        for phase in self.schedule[:-1]:
+            if progress < passed + phase.share:
+                return phase.factor((progress - passed) / phase.share)
+            passed += phase.share
+        last = self.schedule[-1]
+        return last.factor(min(1.0, (progress - passed) / last.share))

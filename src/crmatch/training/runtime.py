@@ -1,0 +1,75 @@
+"""Everything about the machine: device, precision, threads, versions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crmatch.errors import RequestError
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and in which numbers a run computes."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def host_sync_is_free(self) -> bool:
+        """Whether reading a value back costs nothing, so that every loss can be checked at once."""
+        return self.device.type == "cpu"
+
+
+def choose_runtime(device: str = "auto", precision: str = "fp32") -> Runtime:
+    """The runtime asked for; `auto` takes a GPU where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise RequestError(f"unknown device {device!r}.\nUse auto, cpu, cuda or cuda:0.") from error
+    if chosen.type not in ("cpu", "cuda") or (chosen.type == "cuda" and not torch.cuda.is_available()):
+        raise RequestError(f"device {device!r} was asked for, but this machine has no such device.\nUse --device cpu.")
+    return Runtime(chosen, DTYPES[precision])
+
+
+def describe_machine(runtime: Runtime) -> dict[str, Any]:
+    """What a record says about where its numbers come from."""
+    import numpy
+    import PIL
+
+    return {
+        "device": str(runtime.device),
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "pillow": PIL.__version__,
+        },
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """The source's git commit, with `+` where files differ from it; None outside a checkout."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=environment)
+        return answer.stdout.strip()
+    return None
