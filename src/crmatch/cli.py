@@ -70,7 +70,7 @@ def train(
     json_: JsonOption = False,
 ) -> None:
     """Train a method on a setting; the same command again continues, or returns the finished record."""
-    from crmatch.cli_output import Display, print_records
+    from crmatch.display import Display, print_records
 
     changes = _changes(config, set_, steps, policy, image_size, precision) | {"split": split, "seed": seed}
     specs = [_spec(setting, method, recipe, data_dir, changes)]
@@ -78,14 +78,12 @@ def train(
         shared = {key: value for key, value in changes.items() if not key.startswith("method.")}
         specs.append(_spec(setting, "supervised", recipe, data_dir, shared))
     stop = StopRequest()
+    from crmatch.experiment import run
+
     records = []
     for spec in specs:
-        from crmatch.experiment import run
-
         with Display(spec, quiet=json_) as display:
-            records.append(
-                run(spec, out, data_dir=data_dir, device=device, resume=resume, progress=display, stop=stop)
-            )
+            records.append(run(spec, out, data_dir=data_dir, device=device, resume=resume, progress=display, stop=stop))
     if json_:
         values = [_summary(record, out, data_dir) for record in records]
         typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None}))
@@ -100,9 +98,9 @@ def evaluate(
     json_: JsonOption = False,
 ) -> None:
     """Evaluate a finished run's model on its test set again."""
-    from crmatch.cli_output import print_evaluation
     from crmatch.data.sets import load_data
     from crmatch.data.settings import parse_setting
+    from crmatch.display import print_evaluation
     from crmatch.errors import DataError
     from crmatch.evaluation import measure
     from crmatch.inference import load
@@ -125,7 +123,7 @@ def evaluate(
 @show.command("methods")
 def show_methods(json_: JsonOption = False) -> None:
     """List all methods, each with one line and its paper."""
-    from crmatch.cli_output import print_table
+    from crmatch.display import print_table
     from crmatch.methods import METHODS, Preset
 
     rows = []
@@ -138,8 +136,8 @@ def show_methods(json_: JsonOption = False) -> None:
 @show.command("settings")
 def show_settings(data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
     """List data sets that can be asked for, with their defaults."""
-    from crmatch.cli_output import print_table
     from crmatch.data.settings import default_data_dir, known_sets, parse_setting
+    from crmatch.display import print_table
     from crmatch.recipes import default_recipe
 
     folder = data_dir or default_data_dir()
@@ -175,8 +173,8 @@ def show_config(
     json_: JsonOption = False,
 ) -> None:
     """Show every key of a run's spec, or how two recipes differ."""
-    from crmatch.cli_output import print_table
     from crmatch.config import differences, flatten
+    from crmatch.display import print_table
 
     changes = _changes(config, set_, steps, policy, image_size, None)
     spec = _spec(setting, method, recipe, data_dir, changes)
@@ -213,6 +211,7 @@ class StopRequest:
         typer.echo("\nfinishing this step and saving; press again to end at once", err=True)
 
     def __call__(self) -> bool:
+        """Whether a signal has arrived."""
         return self.signal is not None
 
 
@@ -226,11 +225,10 @@ def main() -> None:
         raise SystemExit(130 if _interrupted() else error.exit_code) from None
     except typer.Abort:
         raise SystemExit(130) from None
-    except Exception as error:
-        if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-            typer.echo(f"crmatch: {error.format_message()}\nSee crmatch --help.", err=True)
-            raise SystemExit(2) from None
-        raise
+    except typer.TyperException as error:
+        format_message = getattr(error, "format_message", error.__str__)
+        typer.echo(f"crmatch: {format_message()}\nSee crmatch --help.", err=True)
+        raise SystemExit(2) from None
 
 
 def _interrupted() -> bool:

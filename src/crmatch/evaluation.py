@@ -19,7 +19,7 @@ def predict_probabilities(network: Network, images: Tensor, normalizer: Normaliz
     """Class probabilities (N, K) of unaugmented uint8 images (N, C, H, W), in eval mode."""
     was_training = network.training
     network.eval()
-    parts = [network(normalizer(part)).logits.softmax(dim=1) for part in images.split(BATCH)]
+    parts = [network(normalizer(part)).logits.softmax(dim=1) for part in torch.split(images, BATCH)]
     network.train(was_training)
     return torch.cat(parts)
 
@@ -57,7 +57,7 @@ def measure(probabilities: Tensor, labels: Tensor) -> Quality:
 
 
 def _calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
-    """sum over bins of (n_b / N) * |accuracy_b - mean confidence_b|, in percent points."""
+    """Sum over bins of (n_b / N) * |accuracy_b - mean confidence_b|, in percent points."""
     which = (confidence * bins).long().clamp_max(bins - 1)
     gap = torch.zeros(bins, dtype=torch.float64, device=confidence.device)
     gap.index_add_(0, which, correct.double() - confidence.double())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -29,6 +29,7 @@ from crmatch.errors import DataError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
 from crmatch.methods.base import LossTerms, Models
 from crmatch.networks.build import build_network
+from crmatch.networks.outputs import Network
 from crmatch.results import Errors, RunDirectory, RunRecord, run_directory
 from crmatch.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_file
 from crmatch.training.loop import Curves, Observers, Training, train
@@ -58,15 +59,15 @@ class Experiment:
         labels_per_class = int(spec.setting.rpartition("@")[2])
         self.split: Split = balanced_split(data.train, labels_per_class, spec.split, spec.data.unlabeled)
         channels = data.train.images.shape[1]
-        self.mean, self.std = (list(values) * (channels if len(values) == 1 else 1) for values in (spec.data.mean, spec.data.std))
+        repeats = [channels if len(values) == 1 else 1 for values in (spec.data.mean, spec.data.std)]
+        self.mean, self.std = list(spec.data.mean) * repeats[0], list(spec.data.std) * repeats[1]
         if len(self.mean) != channels or len(self.std) != channels:
             raise RequestError(
                 f"data.mean and data.std have {len(self.mean)} and {len(self.std)} values for {channels} channels.\n"
                 f"Give one value, or {channels}."
             )
         self.normalizer = Normalizer(self.mean, self.std, runtime.dtype, runtime.device)
-        self.test_images = data.test and data.test.images.to(runtime.device)
-        self.test_labels = data.test and data.test.labels.to(runtime.device)
+        self._test = (data.test.images.to(runtime.device), data.test.labels.to(runtime.device)) if data.test else None
         self._truth = data.train.labels[self.split.unlabeled].to(runtime.device)
 
     def batches(self) -> BatchMaker:
@@ -120,22 +121,20 @@ class Experiment:
         return pseudo_label_counts(*loss.pseudo_labels, self._truth[batch.unlabeled])
 
     def evaluate(self, models: Models) -> dict[str, float]:
-        """Test error of the moving average and of the raw weights."""
-        if self.test_images is None or self.test_labels is None:
-            return {}
-        return {
-            f"error/{name}": measure(
-                predict_probabilities(network, self.test_images, self.normalizer), self.test_labels
-            ).error
-            for name, network in (("ema", models.teacher), ("raw", models.student))
-        }
+        """Test error of the moving average and of the raw weights, where there is a test set."""
+        qualities = {"ema": self.measure(models.teacher), "raw": self.measure(models.student)}
+        return {f"error/{name}": quality.error for name, quality in qualities.items() if quality}
 
-    def measure(self, models: Models) -> Quality | None:
-        """Everything measured of the evaluated model on the test set."""
-        if self.test_images is None or self.test_labels is None:
+    def measure(self, network: Network) -> Quality | None:
+        """Everything measured of `network` on the test set; None where there is none."""
+        if self._test is None:
             return None
-        network = models.teacher if self.spec.method.evaluated == "ema" else models.student
-        return measure(predict_probabilities(network, self.test_images, self.normalizer), self.test_labels)
+        images, labels = self._test
+        return measure(predict_probabilities(network, images, self.normalizer), labels)
+
+    def evaluated(self, models: Models) -> Network:
+        """The model that counts."""
+        return models.teacher if self.spec.method.evaluated == "ema" else models.student
 
 
 def run(
@@ -190,7 +189,7 @@ def _finished(directory: RunDirectory, spec: RunSpec, resume: str) -> RunRecord 
 
 
 @contextmanager
-def _locked(directory: RunDirectory):  # type: ignore[no-untyped-def]
+def _locked(directory: RunDirectory) -> Iterator[None]:
     try:
         directory.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory.lock, timeout=0)
@@ -209,9 +208,7 @@ def _locked(directory: RunDirectory):  # type: ignore[no-untyped-def]
         lock.release()
 
 
-def _train(
-    experiment: Experiment, directory: RunDirectory, progress: Progress | None, stop: Callable[[], bool]
-) -> RunRecord:
+def _train(experiment: Experiment, directory: RunDirectory, progress: Progress | None, stop: Callable[[], bool]) -> RunRecord:
     spec, training = experiment.spec, experiment.training()
     description = experiment.split.describe(experiment.data.train)
     checkpoint = load_checkpoint(directory.checkpoints)
@@ -256,7 +253,7 @@ def _train(
                 "The same command continues."
             )
     record = _record(experiment, training, curves.lines, images_per_step * training.total_steps)
-    write_file(directory.model, safetensors.torch.save(_evaluated(experiment, training).deployed_state()))
+    write_file(directory.model, safetensors.torch.save(experiment.evaluated(training.models).deployed_state()))
     _write_json(directory.model_config, _model_config(experiment, record))
     _write_json(directory.record, record.model_dump(mode="json"))
     return record
@@ -271,7 +268,7 @@ class CurveFile:
         write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
 
     def __enter__(self) -> CurveFile:
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
+        self._file = open(self._path, "a", encoding="utf-8")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -284,7 +281,8 @@ class CurveFile:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
         except OSError as error:
-            raise DataError(f"cannot write {self._path}: {error.strerror}.\nFree some space; the same command continues.") from error  # fmt: skip
+            reason = f"cannot write {self._path}: {error.strerror}"
+            raise DataError(f"{reason}.\nFree some space; the same command continues.") from error
 
     def flush(self) -> None:
         """Put all lines on the disk, before a checkpoint that relies on them."""
@@ -295,7 +293,7 @@ def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerp
     """A checkpoint may be continued only by the same numerics on the same data."""
     if checkpoint.values["numerics"] != NUMERICS:
         raise ResumeError(
-            f"{directory.path} was started with numerics {checkpoint.values['numerics']}, this version computes with {NUMERICS}.\n"
+            f"{directory.path} was begun with numerics {checkpoint.values['numerics']}; this version has {NUMERICS}.\n"
             "Finish it with the version that started it, or remove it."
         )
     started = json.loads(directory.split.read_text(encoding="utf-8"))["data_fingerprint"]
@@ -312,12 +310,8 @@ def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerp
         )
 
 
-def _evaluated(experiment: Experiment, training: Training) -> Any:
-    return training.models.teacher if experiment.spec.method.evaluated == "ema" else training.models.student
-
-
 def _record(experiment: Experiment, training: Training, lines: list[Curves], images_seen: int) -> RunRecord:
-    quality = experiment.measure(training.models)
+    quality = experiment.measure(experiment.evaluated(training.models))
     data, spec = experiment.data, experiment.spec
     curve = {name: [line[f"error/{name}"] for line in lines if f"error/{name}" in line] for name in ("ema", "raw")}
     policy = training.batches.policy
@@ -341,9 +335,7 @@ def _record(experiment: Experiment, training: Training, lines: list[Curves], ima
         seconds=round(training.seconds, 3),
         machine=describe_machine(experiment.runtime),
         final=lines[-1],
-        policy={name: value.tolist() for name, value in policy.state().items()}
-        if isinstance(policy, LearningPolicy)
-        else None,
+        policy={name: value.tolist() for name, value in policy.state().items()} if isinstance(policy, LearningPolicy) else None,
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from crmatch.networks.build import build_network
 from crmatch.networks.config import NetworkConfig
 from crmatch.networks.outputs import Network
 from crmatch.results import MODEL_CONFIG, MODEL_WEIGHTS
-
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def load(path: str | Path) -> Model:
         weights = safetensors.torch.load((directory / MODEL_WEIGHTS).read_bytes())
         network.to(next(iter(weights.values())).dtype)
         network.load_state_dict(weights)
-        network.to(memory_format=torch.channels_last).eval()
+        network.channels_last().eval()
         dtype = next(network.parameters()).dtype
         normalizer = Normalizer(config["mean"], config["std"], dtype)
         names = tuple(str(name) for name in config["class_names"])
@@ -75,8 +73,17 @@ def load(path: str | Path) -> Model:
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise DataError(
-            f"{directory} has no {missing}: it is no finished run.\nTrain first, or name a directory that crmatch train printed."
+            f"{directory} has no {missing}: it is no finished run.\n"
+            "Train first, or name a directory that crmatch train printed."
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError, ValidationError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        safetensors.SafetensorError,
+        ValidationError,
+    ) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"the model in {directory} cannot be read: {reason}\nThe files are damaged; train again.") from error

@@ -49,10 +49,8 @@ def cosine_similarity(first: Tensor, second: Tensor) -> Tensor:
     return F.cosine_similarity(first, second, dim=1, eps=COSINE_EPSILON)
 
 
-def feature_distance(
-    first: Tensor, second: Tensor, distance: Distance, direction: Direction, *, clamp: bool = True
-) -> Tensor:
-    """d of Eq. (2) per image: what is minimized to push two embeddings apart, or to pull them together.
+def feature_distance(first: Tensor, second: Tensor, distance: Distance, direction: Direction, *, clamp: bool = True) -> Tensor:
+    """D of Eq. (2) per image: what is minimized to push two embeddings apart, or to pull them together.
 
     Paper: only names the metrics. Here: the definitions of the specification, because
     the unsquared l2 of unit vectors differs from cosine, and bounded values cannot diverge.

@@ -19,7 +19,7 @@ from crmatch.training.plan import TrainPlan
 EPOCH = 1024
 """Steps of an "epoch" in this code family: 65,536 labeled images in batches of 64."""
 LONGEST_VARIANT = 60
-USB_STATISTICS = {
+USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
     "svhn": ((0.4380, 0.4440, 0.4730), (0.1751, 0.1771, 0.1744)),

@@ -76,14 +76,15 @@ class BatchMaker:
             return
         rows = self._rows("labeled", step)
         weak = self._weak(View("labeled", "labeled", "weak"), rows, step)
-        draws = self.policy.draw_probe(len(rows), *weak.shape[2:], generator(self.seed, "probe", step))
+        height, width = weak.shape[2:]
+        draws = self.policy.draw_probe(len(rows), height, width, generator(self.seed, "probe", step))
         probabilities = predict(self.normalizer(self.policy.apply(weak, draws)))
         proximity = probabilities.gather(1, self.labels[rows][:, None]).squeeze(1)
         self.policy.learn(draws, proximity.cpu())
 
     def pool(self, source: Literal["labeled", "unlabeled"], batch_size: int = 512) -> Iterator[Tensor]:
         """All images of a pool in order, unaugmented and normalized."""
-        for rows in (self.labeled if source == "labeled" else self.unlabeled).split(batch_size):
+        for rows in torch.split(self.labeled if source == "labeled" else self.unlabeled, batch_size):
             yield self.normalizer(self.images[rows])
 
     def pool_labels(self) -> Tensor:
@@ -104,7 +105,8 @@ class BatchMaker:
         weak = self._weak(view, rows, step)
         if view.augmentation == "weak":
             return weak
-        draws = self.policy.draw(len(rows), *weak.shape[2:], generator(self.seed, f"strong/{view.name}", step))
+        height, width = weak.shape[2:]
+        draws = self.policy.draw(len(rows), height, width, generator(self.seed, f"strong/{view.name}", step))
         return self.policy.apply(weak, draws)
 
     def _weak(self, view: View, rows: Tensor, step: int) -> Tensor:

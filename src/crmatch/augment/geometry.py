@@ -2,15 +2,36 @@
 
 Images flow in and out as uint8 (N, C, H, W). A warp is given as the inverse matrix (a, b, c, d, e, f) that Pillow takes:
 output pixel (x, y) shows input pixel (a x + b y + c, d x + e y + f), and black where that lies outside.
+
+Whatever moves whole rows (crop, mirror, shear_x, translations) copies rows instead of pixels: the rows are laid out in
+one buffer with what lies left and right of them, and each output row is the window of W bytes that begins at its place.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_ONE = 1 << 16  # 1 in 16.16 fixed point
+
+
+class _Tables(NamedTuple):
+    """Where pixels come from, in 16.16 fixed point: column (columns[x] + down[y]) >> 16, row (rows[y] + across[x]) >> 16.
+
+    Attributes:
+        columns: int32 (N, W).
+        rows: int32 (N, H).
+        down: int32 (N, H).
+        across: int32 (N, W).
+    """
+
+    columns: Tensor
+    rows: Tensor
+    down: Tensor
+    across: Tensor
 
 
 def crop_and_mirror(
@@ -23,126 +44,141 @@ def crop_and_mirror(
 ) -> Tensor:
     """Pad by `padding`, crop back to the old size at (top, left), then mirror some images.
 
-    Equals ``np.pad(image, padding, mode)``, a slice and ``np.fliplr``, without ever making the padded image.
+    Equals ``np.pad(image, padding, mode)``, a slice and ``np.fliplr``.
 
     Args:
         images: uint8 (N, C, H, W).
         top: int64 (N,), first row of the crop in the padded image, 0..2 * padding.
         left: int64 (N,), first column.
         mirrored: bool (N,), which images are mirrored left to right.
-        padding: pixels added on each side; at most the side - 1 with ``reflect``.
+        padding: pixels added on each side; less than the shorter side with ``reflect``.
         mode: ``reflect`` repeats the image without its edge pixel, ``zero`` is black.
 
     Returns:
-        uint8 (N, C, H, W).
+        uint8 (N, C, H, W), contiguous.
     """
     count, channels, height, width = images.shape
-    if mode == "reflect" and padding >= min(height, width):
+    if mode == "zero":
+        padded = F.pad(images, (padding,) * 4)
+        lines = torch.cat((padded, padded.flip(3)), dim=3)
+        first = torch.where(mirrored, width + 4 * padding - left, left)
+        source_rows = torch.arange(height) + torch.arange(2 * padding + 1)[:, None]
+    elif mode == "reflect" and padding < min(height, width):
+        # Each line is r[W-1] .. r[1] r[0] r[1] .. r[W-1] .. r[1] r[0], so it holds every window of both directions.
+        lines = images.new_empty(count, channels, height, 3 * width - 2)
+        backward = images.flip(3)
+        lines[..., :width] = backward
+        lines[..., 2 * width - 2 :] = backward
+        lines[..., width - 1 : 2 * width - 1] = images
+        offset = left - padding
+        first = (width - 1) + torch.where(mirrored, torch.where(offset > 0, width - 1, 1 - width) - offset, offset)
+        source_rows = torch.arange(height) + torch.arange(-padding, padding + 1)[:, None]
+        source_rows = (height - 1) - ((height - 1) - source_rows.abs()).abs()
+    else:
         raise ValueError(
-            f"padding {padding} cannot be reflected in images of {height} x {width} pixels; "
-            f"use at most {min(height, width) - 1}, or mode 'zero'"
+            f"cannot pad {height} x {width} pixels by {padding} with mode {mode!r}; "
+            f"use mode 'zero', or 'reflect' with at most {min(height, width) - 1}"
         )
-    rows = torch.arange(height) + (top.cpu() - padding)[:, None]
-    columns = torch.arange(width) + (left.cpu() - padding)[:, None]
-    columns = torch.where(mirrored.cpu()[:, None], columns.flip(1), columns)
-    if mode == "reflect":
-        rows = (height - 1) - ((height - 1) - rows.abs()).abs()
-        columns = (width - 1) - ((width - 1) - columns.abs()).abs()
-        return _gather(images, rows.to(images.device)[:, :, None] * width + columns.to(images.device)[:, None, :])
-    framed = F.pad(images, (1, 1, 1, 1))
-    rows = rows.clamp(-1, height).add_(1).mul_(width + 2)
-    columns = columns.clamp(-1, width).add_(1)
-    return _gather(framed, rows.to(images.device)[:, :, None] + columns.to(images.device)[:, None, :])
+    lines_per_plane, line = lines.shape[2:]
+    planes = torch.arange(count * channels).view(count, channels, 1) * (lines_per_plane * line)
+    starts = (planes + first[:, None, None]) + (source_rows * line)[top][:, None]
+    return _windows(lines, starts, width)
 
 
 def inverse_matrices(
-    angle: Tensor, shear_x: Tensor, shear_y: Tensor, move_x: Tensor, move_y: Tensor, scale: Tensor, height: int, width: int
+    angle: Tensor, shear: Tensor, move: Tensor, scale: Tensor, height: int, width: int
 ) -> Tensor:
-    """Inverse matrices, rounded as ``Image.rotate`` and torchvision's ``affine`` round them.
+    """Inverse matrices, with the roundings of ``Image.rotate`` and of torchvision's ``affine``.
 
-    For one transformation at a time: all other arguments are neutral (0, for `scale` 1), and then
-    a = e = cos / scale, b = shear_x - sin, d = shear_y + sin, with the image's center as the fixed point of rotation and
-    scaling.
+    For one transformation at a time, the others being neutral: a = e = cos / scale, b = shear_x - sin, d = shear_y + sin;
+    the center stays in place under rotation and scaling.
 
     Args:
         angle: float64 (N,), degrees counterclockwise.
-        shear_x: float64 (N,), columns per row.
-        shear_y: float64 (N,), rows per column.
-        move_x: float64 (N,), columns.
-        move_y: float64 (N,), rows.
+        shear: float64 (2, N), columns per row and rows per column.
+        move: float64 (2, N), columns and rows.
         scale: float64 (N,), factor.
         height: rows of the image.
         width: columns of the image.
 
     Returns:
-        float64 (N, 6).
+        float64 (6, N).
     """
     radians = torch.deg2rad(-torch.remainder(angle, 360.0))
-    cos, sin = torch.round(radians.cos(), decimals=15), torch.round(radians.sin(), decimals=15)
-    cos = cos / scale
-    center_x, center_y = width / 2, height / 2
+    sin = torch.round(radians.sin(), decimals=15)
+    cos = torch.round(radians.cos(), decimals=15) / scale
+    x, y = width / 2, height / 2
     return torch.stack(
         (
             cos,
-            sin + shear_x,
-            cos * -center_x + sin * -center_y + center_x + move_x,
-            shear_y - sin,
+            shear[0] + sin,
+            (cos * -x + sin * -y) + x + move[0],
+            shear[1] - sin,
             cos,
-            -sin * -center_x + cos * -center_y + center_y + move_y,
-        ),
-        dim=1,
+            (-sin * -x + cos * -y) + y + move[1],
+        )
     )
 
 
 def warp(images: Tensor, matrices: Tensor) -> Tensor:
     """Show each image through its inverse matrix, with nearest neighbors and black outside.
 
-    Pillow has two ways, and both are kept: without shear and rotation (b = d = 0) it adds up coordinates in float64,
-    otherwise in 16.16 fixed point. In both, the source column is (X[x] + b * y) >> 16 and the source row
-    (Y[y] + d * x) >> 16 with one table X and Y per image.
-
     Args:
         images: uint8 (N, C, H, W).
-        matrices: float64 (N, 6) on the CPU.
+        matrices: float64 (6, N) on the CPU.
 
     Returns:
-        uint8 (N, C, H, W).
+        uint8 (N, C, H, W), contiguous.
     """
-    height, width = images.shape[2:]
-    a, b, c, d, e, f = matrices.unbind(1)
+    count, channels, height, width = images.shape
+    # The images get a black frame; everything outside is read there.
+    columns, rows, down, across = (table.to(images.device) for table in _tables(matrices, height, width))
+    source = torch.add(columns[:, None, :], down[:, :, None]).bitwise_right_shift_(16).clamp_(-1, width)
+    source_rows = torch.add(rows[:, :, None], across[:, None, :]).bitwise_right_shift_(16).clamp_(-1, height)
+    source.add_(source_rows, alpha=width + 2).add_(width + 3)
+    framed = F.pad(images, (1, 1, 1, 1)).flatten(2)
+    positions = source.view(count, 1, -1).long().expand(-1, channels, -1)
+    return framed.gather(2, positions).view(images.shape)
+
+
+def slide(images: Tensor, matrices: Tensor) -> Tensor:
+    """`warp` for matrices with a = e = 1 and d = 0, which only move rows up, down and sideways."""
+    count, channels, height, width = images.shape
+    columns, rows, down, _ = _tables(matrices, height, width)
+    if not torch.equal(columns[:, -1] - columns[:, 0], torch.full((count,), (width - 1) * _ONE, dtype=torch.int32)):
+        return warp(images, matrices)  # a float64 sum of ones jumped over an integer, so columns are not consecutive
+    shifts = (columns[:, :1] + down).bitwise_right_shift_(16).clamp_(-width, width).long()
+    source_rows = rows.bitwise_right_shift(16).long()
+    shifts[(source_rows < 0) | (source_rows >= height)] = -width
+    # Between any two rows there are W black pixels.
+    lines = images.new_zeros(count * channels * height * 2 * width + width)
+    lines[:-width].view(-1, 2 * width)[:, width:] = images.reshape(-1, width)
+    planes = torch.arange(count * channels).view(count, channels, 1) * (height * 2 * width)
+    starts = planes + (source_rows.clamp_(0, height - 1).mul_(2 * width) + shifts + width)[:, None]
+    return _windows(lines, starts, width)
+
+
+def _windows(lines: Tensor, starts: Tensor, width: int) -> Tensor:
+    flat = lines.view(-1)
+    windows = flat.as_strided((flat.numel() - width + 1, width), (1, 1))
+    return windows.index_select(0, starts.view(-1).to(lines.device)).view(*starts.shape, width)
+
+
+def _tables(matrices: Tensor, height: int, width: int) -> _Tables:
+    """Pillow's two ways to step through a row: in float64 if b = d = 0, else in 16.16 fixed point."""
+    a, b, c, d, e, f = matrices
+    fixed = torch.stack((a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5)).mul_(_ONE).add_(0.5).floor_()
+    fixed_a, fixed_b, fixed_c, fixed_d, fixed_e, fixed_f = fixed.to(torch.int32)[:, :, None]
+    x, y = torch.arange(width, dtype=torch.int32), torch.arange(height, dtype=torch.int32)
+    columns, rows = fixed_c + fixed_a * x, fixed_f + fixed_e * y
     upright = (b == 0) & (d == 0)
-    column_table = torch.where(
-        upright[:, None], _summed_positions(a, c, width), _fixed_positions(a, c + a * 0.5 + b * 0.5, width)
-    )
-    row_table = torch.where(
-        upright[:, None], _summed_positions(e, f, height), _fixed_positions(e, f + d * 0.5 + e * 0.5, height)
-    )
-    down = _fixed(b)[:, None] * torch.arange(height, dtype=torch.int32)
-    across = _fixed(d)[:, None] * torch.arange(width, dtype=torch.int32)
-    device = images.device
-    columns = column_table.to(device)[:, None, :] + down.to(device)[:, :, None]
-    rows = row_table.to(device)[:, :, None] + across.to(device)[:, None, :]
-    columns.bitwise_right_shift_(16).clamp_(-1, width).add_(1)
-    rows.bitwise_right_shift_(16).clamp_(-1, height).add_(1).mul_(width + 2)
-    return _gather(F.pad(images, (1, 1, 1, 1)), rows.add_(columns).long())
+    if bool(upright.any()):
+        columns[upright] = _summed(a[upright], c[upright], width)
+        rows[upright] = _summed(e[upright], f[upright], height)
+    return _Tables(columns, rows, fixed_b * y, fixed_d * x)
 
 
-def _fixed(values: Tensor) -> Tensor:
-    return torch.floor(values * 65536.0 + 0.5).to(torch.int32)
-
-
-def _fixed_positions(step: Tensor, start: Tensor, size: int) -> Tensor:
-    return _fixed(start)[:, None] + _fixed(step)[:, None] * torch.arange(size, dtype=torch.int32)
-
-
-def _summed_positions(step: Tensor, offset: Tensor, size: int) -> Tensor:
+def _summed(step: Tensor, offset: Tensor, size: int) -> Tensor:
     steps = step[:, None].repeat(1, size)
     steps[:, 0] = offset + step * 0.5
-    return steps.cumsum(1).floor_().clamp_(-1, size).to(torch.int32).mul_(65536)
-
-
-def _gather(images: Tensor, positions: Tensor) -> Tensor:
-    count, channels = images.shape[:2]
-    height, width = positions.shape[1:]
-    flat = positions.view(count, 1, height * width).expand(-1, channels, -1)
-    return images.reshape(count, channels, -1).gather(2, flat).view(count, channels, height, width)
+    return steps.cumsum(1).floor_().clamp_(-size, 2 * size).to(torch.int32).mul_(_ONE)

@@ -42,20 +42,20 @@ class Group(NamedTuple):
 OPERATIONS: dict[str, Operation] = {
     "identity": Operation("identity", 0, 1, False, "", "Returns the original image."),
     "rotate": Operation("warp", -360, 360, True, "degrees", "Rotates the image counterclockwise."),
-    "shear_x": Operation("warp", -1, 1, True, "columns per row", "Shears the image along the horizontal axis."),
     "shear_y": Operation("warp", -1, 1, True, "rows per column", "Shears the image along the vertical axis."),
-    "translate_x": Operation("warp", -1, 1, True, "fraction of the width", "Translates the image horizontally."),
-    "translate_y": Operation("warp", -1, 1, True, "fraction of the height", "Translates the image vertically."),
     "scale": Operation("warp", 0.1, 10, False, "factor", "Enlarges or shrinks the image around its center."),
+    "shear_x": Operation("slide", -1, 1, True, "columns per row", "Shears the image along the horizontal axis."),
+    "translate_x": Operation("slide", -1, 1, True, "fraction of the width", "Translates the image horizontally."),
+    "translate_y": Operation("slide", -1, 1, True, "fraction of the height", "Translates the image vertically."),
     "autocontrast": Operation("table", 0, 1, False, "", "Sets the darkest pixel to black and the lightest to white."),
     "equalize": Operation("table", 0, 1, False, "", "Equalizes the image histogram."),
-    "posterize": Operation("table", 1, 8, False, "bits", "Reduces each pixel to some bits."),
-    "solarize": Operation("table", 0, 256, False, "threshold", "Inverts all pixels from a threshold on."),
-    "brightness": Operation("table", 0, 2, False, "factor", "Adjusts the brightness; 0 is black, 1 the original."),
-    "contrast": Operation("table", 0, 2, False, "factor", "Adjusts the contrast; 0 is plain gray, 1 the original."),
-    "invert": Operation("table", 0, 1, False, "", "Inverts all pixels."),
-    "color": Operation("color", 0, 2, False, "factor", "Adjusts the saturation; 0 is black and white, 1 the original."),
-    "sharpness": Operation("sharpness", 0, 2, False, "factor", "Adjusts the sharpness; 0 is blurred, 1 the original."),
+    "posterize": Operation("posterize", 1, 8, False, "bits", "Reduces each pixel to some bits."),
+    "solarize": Operation("solarize", 0, 256, False, "threshold", "Inverts all pixels from a threshold on."),
+    "invert": Operation("invert", 0, 1, False, "", "Inverts all pixels."),
+    "brightness": Operation("blend", 0, 2, False, "factor", "Adjusts the brightness; 0 is black, 1 the original."),
+    "contrast": Operation("blend", 0, 2, False, "factor", "Adjusts the contrast; 0 is plain gray, 1 the original."),
+    "color": Operation("blend", 0, 2, False, "factor", "Adjusts the saturation; 0 is black and white, 1 the original."),
+    "sharpness": Operation("blend", 0, 2, False, "factor", "Adjusts the sharpness; 0 is blurred, 1 the original."),
 }
 OPERATION_NAMES = tuple(OPERATIONS)
 _POSITIONS = {name: position for position, name in enumerate(OPERATION_NAMES)}
@@ -138,47 +138,73 @@ def _identity(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
     return images
 
 
-def _warp(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
+def _matrices(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
     height, width = images.shape[2:]
-    parameters = torch.zeros(len(_MEMBERS["warp"]), len(values), dtype=torch.float64)
-    angle, shear_x, shear_y, move_x, move_y, scale = parameters
-    scale.fill_(1)
+    parameters = torch.zeros(6, len(values), dtype=torch.float64)
+    parameters[5] = 1
     for name, where in groups:
-        parameters[_MEMBERS["warp"].index(name), where] = values[where]
-    matrices = geometry.inverse_matrices(
-        angle, shear_x, shear_y, move_x * width, move_y * height, scale, height, width
-    )
-    return geometry.warp(images, matrices)
+        side = {"translate_x": width, "translate_y": height}.get(name, 1)
+        parameters[_PARAMETERS.index(name), where] = values[where] * side
+    return geometry.inverse_matrices(parameters[0], parameters[1:3], parameters[3:5], parameters[5], height, width)
+
+
+def _warp(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
+    return geometry.warp(images, _matrices(images, groups, values))
+
+
+def _slide(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
+    return geometry.slide(images, _matrices(images, groups, values))
+
+
+def _posterize(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
+    return color.posterize(images, values)
+
+
+def _solarize(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
+    return color.solarize(images, values)
+
+
+def _invert(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
+    return ~images
 
 
 def _table(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    tables = [_TABLES[name](images[where], values[where]) for name, where in groups]
-    return color.look_up(images, torch.cat(tables))
+    flat = images.flatten(2)
+    positions = flat.long()
+    tables = [
+        color.autocontrast_tables(flat[where])
+        if name == "autocontrast"
+        else color.equalize_tables(flat[where], positions[where])
+        for name, where in groups
+    ]
+    return color.look_up(positions, torch.cat(tables)).view(images.shape)
 
 
-def _color(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    return color.blend(color.luma(images), images, values)
+def _blend(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
+    pixels = images.to(torch.float32)
+    factors = values.to(images.device, torch.float32)[:, None, None, None]
+    for name, where in groups:
+        if name == "brightness":
+            pixels[where].mul_(factors[where])
+        elif name == "contrast":
+            color.blend_(color.mean_luma(pixels[where]), pixels[where], factors[where])
+        elif name == "color":
+            color.blend_(color.luma(pixels[where]), pixels[where], factors[where])
+        else:
+            color.blend_(filters.smooth(images[where]), pixels[where], factors[where])
+    return color.to_bytes(pixels)
 
 
-def _sharpness(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    return color.blend(filters.smooth(images), images, values)
-
-
-_TABLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "autocontrast": lambda images, values: color.autocontrast_tables(images),
-    "equalize": lambda images, values: color.equalize_tables(images),
-    "posterize": color.posterize_tables,
-    "solarize": color.solarize_tables,
-    "brightness": color.brightness_tables,
-    "contrast": color.contrast_tables,
-    "invert": lambda images, values: color.invert_tables(images),
-}
+_PARAMETERS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", "scale")
 _FAMILIES: dict[str, Callable[[Tensor, list[Group], Tensor], Tensor]] = {
     "identity": _identity,
     "warp": _warp,
+    "slide": _slide,
     "table": _table,
-    "color": _color,
-    "sharpness": _sharpness,
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "invert": _invert,
+    "blend": _blend,
 }
 _MEMBERS = {
     family: tuple(name for name, operation in OPERATIONS.items() if operation.family == family) for family in _FAMILIES

@@ -23,7 +23,11 @@ def load_data(name: str, data_dir: Path | None = None, image_size: int | None = 
         data = _from_arrays(path, read_packed(path))
     if image_size is None:
         return data
-    return DataSet(*(part and ImageSet(resize(part.images, image_size), part.labels, part.class_names) for part in data))
+    return DataSet(_resized(data.train, image_size), _resized(data.test, image_size) if data.test else None)
+
+
+def _resized(part: ImageSet, size: int) -> ImageSet:
+    return ImageSet(resize(part.images, size), part.labels, part.class_names)
 
 
 def _from_arrays(path: Path, arrays: Arrays) -> DataSet:

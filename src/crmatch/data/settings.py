@@ -83,9 +83,7 @@ def parse_setting(text: str, data_dir: Path | None = None) -> Setting:
     data, at, labels = text.lower().partition("@")
     data = ALIASES.get(data, data)
     if not at or not labels.isdecimal() or int(labels) == 0:
-        raise RequestError(
-            f"{text!r} is not a setting.\nWrite DATASET@LABELS_PER_CLASS, for example digits@4 or cifar10@25."
-        )
+        raise RequestError(f"{text!r} is not a setting.\nWrite DATASET@LABELS_PER_CLASS, for example digits@4 or cifar10@25.")
     if data == "digits":
         return Setting(data, int(labels), DIGITS.image_size, 1, DIGITS)
     if data in BENCHMARKS:

@@ -88,7 +88,7 @@ class LossTerms:
 
     @property
     def total(self) -> Tensor:
-        """sum over terms of weight * term."""
+        """Sum over terms of weight * term."""
         parts = [self.weights[name] * term for name, term in self.terms.items()]
         total = parts[0]
         for part in parts[1:]:

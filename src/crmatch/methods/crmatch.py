@@ -106,7 +106,7 @@ class CRMatch(FixMatch):
         return self.rotation_images or 0 if ROTATION in self.views else 0
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
-        """z of Eq. (2) and h of Eq. (7), as far as their terms have a weight."""
+        """Z of Eq. (2) and h of Eq. (7), as far as their terms have a weight."""
         from crmatch.networks.heads import projection_head, rotation_head
 
         heads: dict[str, nn.Module] = {}

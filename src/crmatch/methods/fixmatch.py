@@ -66,9 +66,7 @@ class FixMatch(Method):
         terms, pseudo_labels = self.self_training_terms(batch, outputs)
         return LossTerms(terms, self.weights, pseudo_labels=pseudo_labels)
 
-    def self_training_terms(
-        self, batch: Batch, outputs: dict[str, Outputs]
-    ) -> tuple[dict[str, Tensor], PseudoLabels | None]:
+    def self_training_terms(self, batch: Batch, outputs: dict[str, Outputs]) -> tuple[dict[str, Tensor], PseudoLabels | None]:
         """The terms that FixMatch and CR-Match share, and the pseudo-labels behind them.
 
         supervised    L_S = (1/B) sum_i CE(y_i, g(f(alpha(x_i)))), Eq. (6)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class WideResNetConfig(BaseModel):
-    """The Wide ResNet of the MixMatch and FixMatch code base: `scales` stages of `repeat` blocks, stage s `filters` * 2^s wide."""
+    """The Wide ResNet of MixMatch's and FixMatch's code: `scales` stages of `repeat` blocks, stage s `filters` * 2^s wide."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

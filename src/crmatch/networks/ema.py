@@ -21,7 +21,7 @@ class MovingAverage:
         self.network.requires_grad_(False)
         self.decay = decay
         self.warmup = warmup
-        self._averaged = list(self.network.parameters())
+        self._averaged: list[Tensor] = list(self.network.parameters())
         self._copied = list(self.network.buffers())
 
     @torch.no_grad()

@@ -10,12 +10,12 @@ ROTATIONS = 4
 
 
 def projection_head(inputs: int, width: int, kind: Literal["linear", "mlp"]) -> nn.Module:
-    """z of Eq. (2): one linear layer, or two with a ReLU between them whose hidden width is `width`."""
+    """Z of Eq. (2): one linear layer, or two with a ReLU between them whose hidden width is `width`."""
     if kind == "linear":
         return nn.Linear(inputs, width)
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width))
 
 
 def rotation_head(features: int) -> nn.Module:
-    """h of Eq. (7): Linear, ReLU, Linear from the pooled features to the four rotations."""
+    """H of Eq. (7): Linear, ReLU, Linear from the pooled features to the four rotations."""
     return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, ROTATIONS))

@@ -62,6 +62,13 @@ class Network(nn.Module):
         state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("heads.")}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
+    def channels_last(self) -> Network:
+        """This network with its kernels in the layout that convolutions prefer."""
+        for parameter in self.parameters():
+            if parameter.ndim == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        return self
+
     def head(self, name: str, inputs: Tensor) -> Tensor:
         """The head `name` applied to `inputs`."""
         return cast(Tensor, self.heads[name](inputs))

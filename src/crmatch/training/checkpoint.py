@@ -52,7 +52,8 @@ def write_file(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         reason = error.strerror or type(error).__name__
-        raise DataError(f"cannot write {path}: {reason}.\nWhat was there before is unchanged; choose another --out or free some space.") from error  # fmt: skip
+        advice = "What was there before is unchanged; choose another --out or free some space."
+        raise DataError(f"cannot write {path}: {reason}.\n{advice}") from error
 
 
 def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:

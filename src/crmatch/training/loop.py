@@ -86,8 +86,7 @@ class Training:
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
-        self.network.to(device=self.runtime.device, dtype=self.runtime.dtype, memory_format=torch.channels_last)
-        self.network.train()
+        self.network.to(device=self.runtime.device, dtype=self.runtime.dtype).channels_last().train()
         self.average = MovingAverage(self.network, self.plan.ema_decay, self.plan.ema_warmup)
         self.average.network.eval()
         self.models = Models(self.network, self.average.network)
@@ -103,7 +102,7 @@ class Training:
         total = loss.total
         if self.runtime.host_sync_is_free and not math.isfinite(total.item()):
             raise DivergedError(self._divergence(loss))
-        total.backward()
+        torch.autograd.backward(total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.average.update(self.network, self.step)

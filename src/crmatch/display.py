@@ -1,0 +1,144 @@
+"""What people see: progress with time left, tables, results in plain words. Rich on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from crmatch.config import RunSpec
+    from crmatch.evaluation import Quality
+    from crmatch.results import RunRecord
+
+TIMED_STEPS = 5
+"""Steps after which the length of the run is estimated; the first one is not counted."""
+
+
+class Display:
+    """Shows one run while it trains: a bar on a terminal, a line per evaluation elsewhere, nothing when quiet."""
+
+    def __init__(self, spec: RunSpec, quiet: bool = False) -> None:
+        self._spec = spec
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False)
+        self._progress: Progress | None = None
+        self._first = self._total = 0
+        self._began = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def start(self, done: int, total: int) -> None:
+        """Say what trains; begin the bar."""
+        self._first, self._total = done, total
+        if self._quiet:
+            return
+        spec = self._spec
+        after = f", continuing after step {done:,}" if done else ""
+        run = f"recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"
+        self._say(f"{spec.method.title} on {spec.setting}, {run}: {total:,} steps{after}")
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
+            times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+            self._progress = Progress(*columns, *times, console=self._console)
+            self._progress.add_task(spec.method.name, total=total, completed=done)
+            self._progress.start()
+
+    def advance(self, done: int) -> None:
+        """Move the bar; after a few steps say how long the run will take."""
+        if self._quiet:
+            return
+        if done == self._first + 1:
+            self._began = time.perf_counter()
+        elif done == self._first + 1 + TIMED_STEPS:
+            seconds = (time.perf_counter() - self._began) / TIMED_STEPS
+            self._say(f"{seconds:.2g} s per step: about {duration(seconds * (self._total - done))} for the rest")
+        if self._progress:
+            self._progress.update(self._progress.task_ids[0], completed=done)
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Show errors after an evaluation."""
+        if self._quiet or "loss/total" not in line:
+            return
+        error, mask = line.get("error/ema"), line.get("mask_rate")
+        parts = [f"loss {line['loss/total']:.3f}"]
+        parts += [f"test error {error:.2f} %"] if error is not None else []
+        parts += [f"{mask:.0f} % of pseudo-labels used"] if mask is not None else []
+        text = ", ".join(parts)
+        if self._progress:
+            if error is not None:
+                self._progress.update(self._progress.task_ids[0], description=f"{self._spec.method.name} {error:.2f} %")
+        elif error is not None or line["step"] == self._total:
+            self._say(f"step {line['step']:,} of {self._total:,}: {text}, {line['images_per_second']:,.0f} images/s")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words that fit their size: "45 s", "12 min", "5.2 h", "3.1 days"."""
+    for limit, unit, length in ((90, "s", 1), (90 * 60, "min", 60), (36 * 3600, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / length:.2g} {unit}" if unit == "h" else f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.1f} days"
+
+
+def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> None:
+    """The end of `crmatch train`: errors, what they were measured on, and where everything lies."""
+    console = Console(highlight=False)
+    first = records[0]
+    setting = f"{first.spec.setting}, split {first.spec.split}, {first.labeled_images:,} labels"
+    for record in records:
+        title = record.spec.method.title
+        if record.error is None:
+            console.print(f"{title} on {setting}: trained; there is no test set to measure it on", soft_wrap=True)
+            continue
+        rule = "median of the last 20 evaluations" if record.spec.headline == "median_last_20" else "final model"
+        console.print(
+            f"{title} on {setting}: test error {record.error:.2f} % "
+            f"({record.test_images:,} images, {rule}, {duration(record.seconds)} of training)",
+            soft_wrap=True,
+        )
+    if len(records) > 1 and first.error is not None and records[1].error is not None:
+        gained = records[1].error - first.error
+        words = f"lowers the error by {gained:.2f}" if gained >= 0 else f"raises the error by {-gained:.2f}"
+        console.print(f"Using the {first.unlabeled_images:,} unlabeled images {words} percent points.", soft_wrap=True)
+    for directory in directories:
+        console.print(f"Everything about it: {directory}", soft_wrap=True)
+
+
+def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int) -> None:
+    """The end of `crmatch evaluate`."""
+    print_table(
+        [
+            {"class": name, "images": sum(row), "error %": f"{error:.2f}"}
+            for name, row, error in zip(record.class_names, quality.confusion, quality.per_class, strict=True)
+        ]
+    )
+    console = Console(highlight=False)
+    console.print(
+        f"{run}: test error {quality.error:.2f} % on {images:,} images of {record.spec.setting}, "
+        f"calibration error {quality.calibration_error:.2f} points",
+        soft_wrap=True,
+    )
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows with the same keys as a table."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)
+    table = Table(*(rows[0] if rows else ()), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(str(value).replace("[", "\\[") for value in row.values()))
+    console.print(table)
