@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError
 
 from crmatch.errors import CRMatchError, RequestError, unknown
+from crmatch.frozen import Frozen
 from crmatch.methods import build_method
 from crmatch.methods.base import Method
 from crmatch.networks.config import NetworkConfig, WideResNetConfig
@@ -19,10 +20,8 @@ NUMERICS = 1
 """Raised when a change moves golden losses; records carry it and tables show it."""
 
 
-class DataSpec(BaseModel):
+class DataSpec(Frozen):
     """Which images at which size, and which of them count as unlabeled."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     image_size: int = Field(32, ge=8)
     unlabeled: Literal["remaining", "all"] = "remaining"
@@ -32,10 +31,8 @@ class DataSpec(BaseModel):
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
 
 
-class AugmentationSpec(BaseModel):
+class AugmentationSpec(Frozen):
     """Weak augmentation and the strong policy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mirror: bool = True
     padding: int | None = Field(None, ge=0)
@@ -51,10 +48,8 @@ def _as_method(value: Any) -> Any:
     return value
 
 
-class RunSpec(BaseModel):
+class RunSpec(Frozen):
     """Everything about a run but where it computes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     setting: str
     recipe: str

@@ -121,7 +121,7 @@ def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int
     """The end of `crmatch evaluate`."""
     print_table(
         [
-            {"class": name, "images": sum(row), "error %": f"{error:.2f}"}
+            {"class": name, "images": sum(row), "error %": "-" if error is None else f"{error:.2f}"}
             for name, row, error in zip(record.class_names, quality.confusion, quality.per_class, strict=True)
         ]
     )

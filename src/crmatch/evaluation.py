@@ -29,13 +29,13 @@ class Quality(NamedTuple):
 
     Attributes:
         error: percent of images whose most probable class is wrong.
-        per_class: the same for each class; NaN where a class has no image.
+        per_class: the same for each class; None where a class has no image.
         confusion: counts, rows the true classes, columns the predicted ones.
         calibration_error: expected calibration error in percent points (15 equal bins of confidence).
     """
 
     error: float
-    per_class: list[float]
+    per_class: list[float | None]
     confusion: list[list[int]]
     calibration_error: float
 
@@ -46,11 +46,10 @@ def measure(probabilities: Tensor, labels: Tensor) -> Quality:
     confidence, predicted = probabilities.max(dim=1)
     correct = predicted == labels
     confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
-    images = confusion.sum(dim=1)
-    per_class = 100 * (images - confusion.diag()).double() / images
+    images, right = confusion.sum(dim=1).tolist(), confusion.diag().tolist()
     return Quality(
         error=100 * int((~correct).sum()) / len(labels),
-        per_class=per_class.tolist(),
+        per_class=[100 * (n - hits) / n if n else None for n, hits in zip(images, right, strict=True)],
         confusion=confusion.tolist(),
         calibration_error=_calibration_error(confidence, correct),
     )

@@ -224,7 +224,6 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     def log(line: Curves) -> None:
         if "count/used" in line:
             line |= pseudo_label_quality(line)
-        line["images_per_second"] = line.pop("steps_per_second") * images_per_step
         finished = {key: value for key, value in line.items() if not key.startswith("count/")}
         curves.append(finished)
         if progress:
@@ -235,7 +234,6 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
         values = {**state.values, "numerics": NUMERICS, "threads": torch.get_num_threads()}
         save_checkpoint(directory.checkpoints, state._replace(values=values))
 
-    images_per_step = sum(len(images) for images in training.batches.batch(training.step).views.values())
     if progress:
         progress.start(training.step, training.total_steps)
     observers = Observers(
@@ -252,7 +250,7 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
                 f"stopped after step {training.step} of {training.total_steps}; everything is saved in {directory.path}.\n"
                 "The same command continues."
             )
-    record = _record(experiment, training, curves.lines, images_per_step * training.total_steps)
+    record = _record(experiment, training, curves.lines)
     write_file(directory.model, safetensors.torch.save(experiment.evaluated(training.models).deployed_state()))
     _write_json(directory.model_config, _model_config(experiment, record))
     _write_json(directory.record, record.model_dump(mode="json"))
@@ -310,7 +308,7 @@ def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerp
         )
 
 
-def _record(experiment: Experiment, training: Training, lines: list[Curves], images_seen: int) -> RunRecord:
+def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> RunRecord:
     quality = experiment.measure(experiment.evaluated(training.models))
     data, spec = experiment.data, experiment.spec
     curve = {name: [line[f"error/{name}"] for line in lines if f"error/{name}" in line] for name in ("ema", "raw")}
@@ -331,7 +329,7 @@ def _record(experiment: Experiment, training: Training, lines: list[Curves], ima
         test_images=len(data.test) if data.test else 0,
         data_fingerprint=data.train.fingerprint,
         steps=training.step,
-        images_seen=images_seen,
+        images_seen=training.images,
         seconds=round(training.seconds, 3),
         machine=describe_machine(experiment.runtime),
         final=lines[-1],

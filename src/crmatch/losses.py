@@ -77,7 +77,7 @@ def feature_distance(first: Tensor, second: Tensor, distance: Distance, directio
         cosine = cosine_similarity(first, second)
         if pull:
             return 1 - cosine
-        return cosine.clamp_min(0) if clamp else cosine
+        return cosine.relu() if clamp else cosine
     if distance == "l2":
         difference = F.normalize(first, dim=1) - F.normalize(second, dim=1)
         norm = (difference.square().sum(dim=1) + L2_EPSILON).sqrt()

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from crmatch.config import RunSpec, parse_spec
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError
+from crmatch.frozen import Frozen
 from crmatch.recipes import variant
 
 MEDIAN_OF = 20
@@ -20,10 +21,8 @@ MODEL_WEIGHTS = "model.safetensors"
 MODEL_CONFIG = "config.json"
 
 
-class Errors(BaseModel):
+class Errors(Frozen):
     """Test errors of one model in percent, by the rules that people report."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     last: float
     median_last_20: float
@@ -37,10 +36,8 @@ class Errors(BaseModel):
         return cls(last=errors[-1], median_last_20=statistics.median(errors[-MEDIAN_OF:]), best_on_test=min(errors))
 
 
-class RunRecord(BaseModel):
+class RunRecord(Frozen):
     """What a finished run leaves behind."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     spec: RunSpec
     numerics: int
@@ -50,7 +47,8 @@ class RunRecord(BaseModel):
     ema: Errors | None
     raw: Errors | None
     """None for both where there is no test set."""
-    per_class_error: list[float]
+    per_class_error: list[float | None]
+    """None for a class without a test image."""
     confusion: list[list[int]]
     calibration_error: float | None
     class_names: list[str]
@@ -60,7 +58,7 @@ class RunRecord(BaseModel):
     data_fingerprint: str
     steps: int
     images_seen: int
-    """Augmented images over the whole run; rotated copies are not counted again."""
+    """Images that went through the network in training."""
     seconds: float
     machine: dict[str, Any]
     final: dict[str, Any]

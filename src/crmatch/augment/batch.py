@@ -59,10 +59,6 @@ class BatchMaker:
         """Positions of the step's unlabeled images in the unlabeled pool: int64 (Bu,)."""
         return batch_positions(len(self.unlabeled), self.batch_sizes["unlabeled"], self.seed, "unlabeled", step)
 
-    def images_per_step(self) -> int:
-        """How many augmented images a batch holds."""
-        return sum(self.batch_sizes[view.source] for view in self.views)
-
     def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
         """Let a learning policy learn from probes of the step's weakly augmented labeled images.
 

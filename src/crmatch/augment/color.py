@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from crmatch.augment.geometry import Floats, to_device
 
-def blend_(base: Tensor, pixels: Tensor, factors: Tensor) -> Tensor:
-    """Pillow's ``Image.blend`` in place: base + factor * (pixel - base) in float32."""
+
+def enhance_(pixels: Tensor, base: Tensor, factors: Tensor) -> Tensor:
+    """``Image.blend(base, image, factor)`` in place of the image: base + factor * (pixel - base) in float32."""
     return pixels.sub_(base).mul_(factors).add_(base)
+
+
+def mix_(pixels: Tensor, other: Tensor, shares: Tensor) -> Tensor:
+    """``Image.blend(image, other, share)`` in place of the image: pixel + share * (other - pixel) in float32."""
+    return pixels.add_((other - pixels).mul_(shares))
 
 
 def to_bytes(pixels: Tensor) -> Tensor:
@@ -32,86 +40,114 @@ def luma(pixels: Tensor) -> Tensor:
     """
     if pixels.shape[1] == 1:
         return pixels.clone()
-    red, green, blue = pixels.split(1, dim=1)
+    red, green, blue = pixels[:, 0:1], pixels[:, 1:2], pixels[:, 2:3]
     total = (red * 19595).add_(green, alpha=38470).add_(blue, alpha=7471)
     return total.add_(32768).mul_(2**-16).floor_()
 
 
-def mean_luma(pixels: Tensor) -> Tensor:
-    """int(mean luma + 0.5) of each image, as ``ImageEnhance.Contrast`` rounds it: float32 (N, 1, 1, 1)."""
-    totals = luma(pixels).sum((2, 3), keepdim=True, dtype=torch.float64)
-    return totals.div_(pixels.shape[2] * pixels.shape[3]).add_(0.5).floor_().to(torch.float32)
+def rounded_mean(values: Tensor) -> Tensor:
+    """int(mean + 0.5) of each image, as ``ImageEnhance.Contrast`` takes it: float32 (N, 1, 1, 1)."""
+    totals = values.sum((1, 2, 3), keepdim=True, dtype=torch.float64)
+    return totals.div_(values[0].numel()).add_(0.5).floor_().to(torch.float32)
 
 
-def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """``ImageOps.posterize``: keep the first int(bits) bits."""
-    masks = 256 - torch.bitwise_left_shift(1, 8 - bits.to(torch.int64))
-    return images & masks.to(torch.uint8).to(images.device)[:, None, None, None]
+def posterize(images: Tensor, bits: Floats) -> Tensor:
+    """``ImageOps.posterize``: keep the first int(bits) bits; `bits` is (N,)."""
+    masks = 256 - (1 << (8 - bits.astype(np.int64)))
+    return images & to_device(masks.astype(np.uint8)[:, None, None, None], images.device)
 
 
-def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
-    """``ImageOps.solarize``: invert the values that are not below the threshold.
+def solarize(images: Tensor, thresholds: Floats) -> Tensor:
+    """``ImageOps.solarize``: invert the values that are not below the threshold; `thresholds` is (N,).
 
-    The sign of threshold - 1 - pixel, spread over all bits, is the mask of what to invert.
+    The sign of ceil(threshold) - 1 - pixel, spread over all bits, is the mask of what to invert.
     """
-    limits = thresholds.ceil().sub_(1).to(torch.int16).to(images.device)[:, None, None, None]
+    limits = to_device((np.ceil(thresholds) - 1).astype(np.int16)[:, None, None, None], images.device)
     return (limits - images).bitwise_right_shift_(15).to(torch.uint8).bitwise_xor_(images)
 
 
-def look_up(positions: Tensor, tables: Tensor) -> Tensor:
-    """Replace every pixel value by its entry.
-
-    Args:
-        positions: int64 (N, C, H * W), the pixel values.
-        tables: uint8 (N, C, 256).
-
-    Returns:
-        uint8 (N, C, H * W).
-    """
-    return tables.gather(2, positions)
-
-
-def autocontrast_tables(values: Tensor) -> Tensor:
-    """``ImageOps.autocontrast``: int(i * scale - low * scale) with scale = 255 / (high - low), in float64.
+def autocontrast(images: Tensor) -> Tensor:
+    """``ImageOps.autocontrast``: int(pixel * scale - low * scale) with scale = 255 / (high - low), in float64.
 
     A channel with a single value stays as it is.
 
-    Args:
-        values: uint8 (N, C, H * W).
-
     Returns:
-        uint8 (N, C, 256).
+        int16 (N, C, H, W).
     """
-    low, high = values.amin(2, keepdim=True), values.amax(2, keepdim=True)
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     constant = low == high
     span = (high - low).to(torch.float64).masked_fill_(constant, 255)
     low = low.to(torch.float64).masked_fill_(constant, 0)
     scale = torch.full_like(span, 255) / span  # `255 / span` would be 255 * reciprocal, rounded twice
-    levels = torch.arange(256, dtype=torch.float64, device=values.device)
-    return to_bytes((levels * scale).sub_(low * scale))
+    return images.to(torch.float64).mul_(scale).sub_(low * scale).to(torch.int16)
 
 
 def equalize_tables(values: Tensor, positions: Tensor) -> Tensor:
     """``ImageOps.equalize``: (step // 2 + number of darker pixels) // step, at most 255.
 
-    step = (pixels - pixels of the brightest value) // 255; a channel with step 0 stays as it is. Quotients are exact in
-    float32, because all numbers are below 2^20.
+    step = (pixels - pixels of the brightest value) // 255; a channel with step 0 stays as it is. All numbers are integers
+    below 2^20, for which float32 gives exact sums and exact whole parts of quotients.
 
     Args:
         values: uint8 (N, C, H * W).
         positions: int64 (N, C, H * W), the same values.
 
     Returns:
-        uint8 (N, C, 256).
+        float32 (N, C, 256) of integers.
     """
-    ones = torch.ones_like(positions, dtype=torch.int32)
-    histograms = torch.zeros(*values.shape[:2], 256, dtype=torch.int32, device=values.device)
-    histograms.scatter_add_(2, positions, ones)
+    count, channels, pixels = positions.shape
+    histograms = torch.zeros(count, channels, 256, device=positions.device)
+    histograms.scatter_add_(2, positions, torch.ones_like(positions, dtype=torch.float32))
     brightest = histograms.gather(2, values.amax(2, keepdim=True).long())
-    step = (values.shape[2] - brightest).div_(255, rounding_mode="floor")
-    darker = histograms.cumsum(2, dtype=torch.int32) - histograms
-    darker.add_(step.bitwise_right_shift(1))
-    levels = torch.arange(256, dtype=torch.int32, device=values.device)
-    unchanged = step == 0
-    numerators = torch.where(unchanged, levels, darker).to(torch.float32)
-    return to_bytes(numerators.div_(step.masked_fill_(unchanged, 1)))
+    step = brightest.neg_().add_(pixels).div_(255).floor_()
+    tables = histograms.cumsum(2).sub_(histograms).add_((step / 2).floor_()).div_(step).floor_().clamp_(max=255)
+    levels = torch.arange(256, dtype=torch.float32, device=positions.device)
+    return torch.where(step == 0, levels, tables)
+
+
+def hue(images: Tensor, shifts: Tensor) -> Tensor:
+    """Hue as torchvision's ``adjust_hue`` turns it: RGB to Pillow's HSV of bytes, H + int(shift * 255) modulo 256, and back.
+
+    Pillow mixes float32 variables and float64 constants; so does this.
+
+    Args:
+        images: uint8 (N, 3, H, W).
+        shifts: (N, 1, 1), from -0.5 to 0.5.
+
+    Returns:
+        uint8 (N, 3, H, W).
+    """
+    red, green, blue = images.to(torch.float32).unbind(1)
+    value, lowest = images.amax(1), images.amin(1)
+    brightest = value.to(torch.float32)
+    chroma = (brightest - lowest.to(torch.float32)).clamp_(min=1)
+    from_red, from_green, from_blue = ((brightest - channel) / chroma for channel in (red, green, blue))
+    sixth = torch.where(
+        red == brightest,
+        (from_blue - from_green).double(),
+        torch.where(green == brightest, 2.0 + from_red.double() - from_blue, 4.0 + from_green.double() - from_red),
+    ).float()
+    turn = (sixth.double() / 6.0 + 1.0).fmod_(1.0).float()
+    gray = value == lowest
+    hues = (turn.double() * 255.0).trunc_().masked_fill_(gray, 0)
+    saturation = (chroma / brightest.clamp(min=1)).double().mul_(255.0).trunc_().masked_fill_(gray, 0)
+    turned = (hues + (shifts * 255).trunc()).remainder_(256)
+    return _hsv_to_rgb(turned, saturation, value.double())
+
+
+def _hsv_to_rgb(hues: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """Pillow's conversion of float64 (N, H, W) of integers to uint8 (N, 3, H, W)."""
+    position = hues * 6.0 / 255.0
+    sector = position.floor()
+    fraction = (position - sector).float()
+    strength = (saturation / 255.0).float()
+    low = (value * (1.0 - strength.double())).add_(0.5).floor_()
+    falling = (value * (1.0 - (strength * fraction).double())).add_(0.5).floor_()
+    rising = (value * (1.0 - strength.double() * (1.0 - fraction.double()))).add_(0.5).floor_()
+    choices = torch.stack((value, rising, falling, low)).to(torch.uint8)
+    # Row s: which of (value, rising, falling, low) red, green and blue take in sector s of the color circle.
+    roles = torch.tensor(
+        [[0, 1, 3], [2, 0, 3], [3, 0, 1], [3, 2, 0], [1, 3, 0], [0, 3, 2]], dtype=torch.int64, device=hues.device
+    )
+    chosen = roles[sector.long() % 6].movedim(-1, 0)
+    return choices.gather(0, chosen).transpose(0, 1).contiguous()

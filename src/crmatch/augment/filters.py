@@ -1,4 +1,9 @@
-"""Pillow's small convolution filters on uint8 images; they leave the border as it is."""
+"""Pillow's small convolution filters on uint8 images; they leave the border as it is.
+
+Sums run over the flat memory of the whole batch, which is fast; what they add up across the edges of an image falls on
+the border and is left out. Pillow adds up float32 products and 0.5, then truncates; as the exact values are never within
+rounding error of an integer, or exact in float32, any order of additions gives its pixels.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,6 @@ from torch import Tensor
 def smooth(images: Tensor) -> Tensor:
     """``ImageFilter.SMOOTH``: (sum of the 3 x 3 neighborhood + 4 * center) / 13, rounded.
 
-    Pillow adds up nine float32 products and 0.5, then truncates. The exact value, (2 S + 13) / 26 with an integer S, is
-    never nearer than 1/26 to an integer, so any order of additions gives the same pixels.
-
     Args:
         images: uint8 (N, C, H, W), contiguous.
 
@@ -20,8 +22,8 @@ def smooth(images: Tensor) -> Tensor:
     """
     width = images.shape[3]
     pixels = images.view(-1).to(torch.int16)
-    total = _neighbors(_neighbors(pixels, 1), width).add_(pixels[width + 1 : -width - 1], alpha=4)
-    return _with_border(images, total.to(torch.float32).mul_(1 / 13).add_(0.5).floor_(), 1)
+    total = _three(_three(pixels, 1), width).add_(pixels[width + 1 : -width - 1], alpha=4)
+    return _rounded_mean(total, 13, images, 1)
 
 
 def blur(images: Tensor) -> Tensor:
@@ -35,26 +37,26 @@ def blur(images: Tensor) -> Tensor:
     """
     width = images.shape[3]
     pixels = images.view(-1).to(torch.int16)
-    row_of_three = _neighbors(pixels, 1)
-    row_of_five = row_of_three[1:-1] + pixels[:-4] + pixels[4:]
-    columns = _neighbors(pixels, width)[2:-2]
-    total = row_of_five[: -4 * width] + row_of_five[4 * width :]
-    sides = columns[: -2 * width]
-    raise NotImplementedError
+    rows_of_three = _three(pixels, 1)
+    inside = _three(rows_of_three, width)[width + 1 : -width - 1]
+    rows_of_five = rows_of_three[1:-1] + pixels[:-4]
+    rows_of_five.add_(pixels[4:])
+    total = _three(rows_of_five, width)
+    total = (total[: -2 * width] + rows_of_five[3 * width : -width]).add_(rows_of_five[4 * width :]).sub_(inside)
+    return _rounded_mean(total, 16, images, 2)
 
 
-def _neighbors(values: Tensor, distance: int) -> Tensor:
+def _three(values: Tensor, distance: int) -> Tensor:
     """values[i] + values[i + distance] + values[i + 2 * distance] for a flat tensor."""
     return (values[: -2 * distance] + values[distance:-distance]).add_(values[2 * distance :])
 
 
-def _with_border(images: Tensor, inner: Tensor, border: int) -> Tensor:
-    """The filtered pixels, and on the border of each image its own; what ran over an edge is overwritten."""
-    pixels = images.to(torch.float32)
-    filtered = pixels.clone()
+def _rounded_mean(total: Tensor, weight: int, images: Tensor, border: int) -> Tensor:
+    """The flat sums, which begin at the first inner pixel, divided and rounded; on the border the image's own pixels."""
+    filtered = torch.empty_like(images, dtype=torch.float32)
     margin = border * (images.shape[3] + 1)
-    filtered.view(-1)[margin:-margin] = inner
-    for side in (slice(None, border), slice(-border, None)):
-        filtered[:, :, side] = pixels[:, :, side]
-        filtered[..., side] = pixels[..., side]
+    torch.floor(total.to(torch.float32).mul_(1 / weight).add_(0.5), out=filtered.view(-1)[margin:-margin])
+    for edge in (slice(None, border), slice(-border, None)):
+        filtered[:, :, edge] = images[:, :, edge]
+        filtered[..., edge] = images[..., edge]
     return filtered

@@ -1,22 +1,27 @@
-"""The table of operations, and the two ways to apply them: one to a batch, or one per image."""
+"""The table of operations, and the two ways to apply them: one to a whole batch, or several to each image.
+
+Images are uint8 (N, C, H, W) with C of 1 or 3, and results equal Pillow's to the last pixel.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from crmatch.augment import color, filters, geometry
+from crmatch.augment.families import FAMILIES, Group
+from crmatch.augment.geometry import Floats, to_device
 
 
 class Operation(NamedTuple):
     """One operation.
 
     Attributes:
-        family: operations of a family are applied together in one pass over their images.
+        family: operations of a family are applied together.
         low: smallest value.
         high: largest value.
         signed: whether the sign of the value is a direction.
@@ -32,33 +37,49 @@ class Operation(NamedTuple):
     description: str
 
 
-class Group(NamedTuple):
-    """Consecutive images of a family that get the same operation."""
-
-    name: str
-    where: slice
-
-
+_RESCALED = "Crops a share off each side and resizes back with the {} filter."
 OPERATIONS: dict[str, Operation] = {
-    "identity": Operation("identity", 0, 1, False, "", "Returns the original image."),
+    "identity": Operation("identity", 0, 0, False, "", "Returns the original image."),
     "rotate": Operation("warp", -360, 360, True, "degrees", "Rotates the image counterclockwise."),
     "shear_y": Operation("warp", -1, 1, True, "rows per column", "Shears the image along the vertical axis."),
     "scale": Operation("warp", 0.1, 10, False, "factor", "Enlarges or shrinks the image around its center."),
     "shear_x": Operation("slide", -1, 1, True, "columns per row", "Shears the image along the horizontal axis."),
     "translate_x": Operation("slide", -1, 1, True, "fraction of the width", "Translates the image horizontally."),
     "translate_y": Operation("slide", -1, 1, True, "fraction of the height", "Translates the image vertically."),
-    "autocontrast": Operation("table", 0, 1, False, "", "Sets the darkest pixel to black and the lightest to white."),
-    "equalize": Operation("table", 0, 1, False, "", "Equalizes the image histogram."),
+    "autocontrast": Operation("autocontrast", 0, 0, False, "", "Makes the darkest pixel black and the lightest white."),
+    "autocontrast_blend": Operation("autocontrast", 0, 1, False, "share", "Blends the image with its autocontrast."),
+    "equalize": Operation("equalize", 0, 0, False, "", "Equalizes the image histogram."),
+    "equalize_blend": Operation("equalize", 0, 1, False, "share", "Blends the image with its equalization."),
+    "brightness": Operation("blend", 0, 2, False, "factor", "Adjusts the brightness: 0 is black, 1 the original."),
+    "contrast": Operation("blend", 0, 2, False, "factor", "Adjusts the contrast: 0 is plain gray, 1 the original."),
+    "color": Operation("blend", 0, 2, False, "factor", "Adjusts the saturation: 0 is colorless, 1 the original."),
+    "sharpness": Operation("blend", 0, 2, False, "factor", "Adjusts the sharpness: 0 is blurred, 1 the original."),
+    "invert_blend": Operation("blend", 0, 1, False, "share", "Blends the image with its negative."),
+    "smooth": Operation("blend", 0, 1, False, "share", "Blends the image with a slightly blurred one."),
+    "blur": Operation("blend", 0, 1, False, "share", "Blends the image with a blurred one."),
     "posterize": Operation("posterize", 1, 8, False, "bits", "Reduces each pixel to some bits."),
     "solarize": Operation("solarize", 0, 256, False, "threshold", "Inverts all pixels from a threshold on."),
-    "invert": Operation("invert", 0, 1, False, "", "Inverts all pixels."),
-    "brightness": Operation("blend", 0, 2, False, "factor", "Adjusts the brightness; 0 is black, 1 the original."),
-    "contrast": Operation("blend", 0, 2, False, "factor", "Adjusts the contrast; 0 is plain gray, 1 the original."),
-    "color": Operation("blend", 0, 2, False, "factor", "Adjusts the saturation; 0 is black and white, 1 the original."),
-    "sharpness": Operation("blend", 0, 2, False, "factor", "Adjusts the sharpness; 0 is blurred, 1 the original."),
+    "invert": Operation("invert", 0, 0, False, "", "Inverts all pixels."),
+    "hue": Operation("hue", -0.5, 0.5, True, "turns", "Turns the color circle."),
+    "rescale_lanczos": Operation("rescale", 0, 0.25, False, "share", _RESCALED.format("Lanczos")),
+    "rescale_bicubic": Operation("rescale", 0, 0.25, False, "share", _RESCALED.format("bicubic")),
+    "rescale_bilinear": Operation("rescale", 0, 0.25, False, "share", _RESCALED.format("bilinear")),
+    "rescale_box": Operation("rescale", 0, 0.25, False, "share", _RESCALED.format("box")),
+    "rescale_hamming": Operation("rescale", 0, 0.25, False, "share", _RESCALED.format("Hamming")),
+    "rescale_nearest": Operation("rescale", 0, 0.25, False, "share", _RESCALED.format("nearest-neighbor")),
+    "cutout": Operation("cutout", 0, 1, False, "fraction of the side", "Covers a gray square in the middle."),
 }
 OPERATION_NAMES = tuple(OPERATIONS)
-_POSITIONS = {name: position for position, name in enumerate(OPERATION_NAMES)}
+# Position of each family's first operation in OPERATION_NAMES, and of its last + 1; the table keeps families together.
+_SPANS = {
+    family: (
+        min(k for k, operation in enumerate(OPERATIONS.values()) if operation.family == family),
+        max(k for k, operation in enumerate(OPERATIONS.values()) if operation.family == family) + 1,
+    )
+    for family in FAMILIES
+}
+# So many bytes of images are worked on at a time, because the intermediate results should stay in the cache.
+_CHUNK_BYTES = 1 << 21
 
 
 def apply_operation(name: str, images: Tensor, values: Tensor) -> Tensor:
@@ -66,146 +87,90 @@ def apply_operation(name: str, images: Tensor, values: Tensor) -> Tensor:
 
     Args:
         name: a key of `OPERATIONS`.
-        images: uint8 (N, C, H, W), C of 1 or 3; never changed.
+        images: uint8 (N, C, H, W), sides from 8 to 512; never changed.
         values: (N,), in the operation's unit; ignored by operations without one.
 
     Returns:
-        uint8 (N, C, H, W), contiguous.
+        uint8 (N, C, H, W), contiguous, never the input itself.
     """
     if name not in OPERATIONS:
         near = difflib.get_close_matches(name, OPERATION_NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"unknown operation {name!r}; {hint}known: {', '.join(sorted(OPERATION_NAMES))}")
     check_images(images)
-    values = _checked_values(name, values, len(images))
-    return _FAMILIES[OPERATIONS[name].family](images.contiguous(), [Group(name, slice(0, len(images)))], values)
+    _check_values(name, values, len(images))
+    kinds = torch.full((len(images), 1), OPERATION_NAMES.index(name))
+    return apply_sequence(images, kinds, values.to("cpu", torch.float64)[:, None])
 
 
-def apply_each(images: Tensor, operations: Tensor, values: Tensor) -> Tensor:
-    """Apply one operation per image: images are brought together by family, each family takes one pass.
+def apply_sequence(images: Tensor, operations: Tensor, values: Tensor) -> Tensor:
+    """Apply operations to each image one after the other, to every image its own.
+
+    In every step the images are brought together by family, and each family takes one pass over its images. Values are
+    trusted to be in range.
 
     Args:
         images: uint8 (N, C, H, W); never changed.
-        operations: int64 (N,) on the CPU, positions in `OPERATION_NAMES`.
-        values: float64 (N,) on the CPU.
+        operations: int64 (N, steps) on the CPU, positions in `OPERATION_NAMES`.
+        values: float64 (N, steps) on the CPU.
 
     Returns:
-        uint8 (N, C, H, W), contiguous.
+        uint8 (N, C, H, W), contiguous, never the input itself.
     """
-    order = torch.argsort(operations, stable=True)
-    counts = torch.bincount(operations, minlength=len(OPERATION_NAMES)).tolist()
-    sorted_images = images.index_select(0, order.to(images.device))
-    sorted_values = values[order]
-    results = []
-    start = 0
-    for family, members in _MEMBERS.items():
-        groups, end = [], start
-        for name in members:
-            size = counts[_POSITIONS[name]]
-            if size:
-                groups.append(Group(name, slice(end - start, end - start + size)))
-            end += size
-        if end > start:
-            results.append(_FAMILIES[family](sorted_images[start:end], groups, sorted_values[start:end]))
-        start = end
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order))
-    return torch.cat(results).index_select(0, inverse.to(images.device))
+    kinds, strengths = operations.numpy(force=True), values.numpy(force=True)
+    chunk = max(_CHUNK_BYTES // images[:1].numel(), 1) if len(images) else 1
+    parts = [
+        _apply_chunk(part, kinds[k * chunk : (k + 1) * chunk], strengths[k * chunk : (k + 1) * chunk])
+        for k, part in enumerate(torch.split(images.contiguous(), chunk))
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is not uint8 (N, C, H, W) with C of 1 or 3."""
+    """Refuse what is not uint8 (N, C, H, W) with C of 1 or 3 and sides from 8 to 512."""
     if images.dtype != torch.uint8:
         raise TypeError(f"images must be uint8, got {images.dtype}; scale to 0..255 and convert with .to(torch.uint8)")
-    if images.dim() != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(f"images must be (N, C, H, W) with C of 1 or 3, got {tuple(images.shape)}")
+    shape = tuple(images.shape)
+    if len(shape) != 4 or shape[1] not in (1, 3):
+        raise ValueError(f"images must be (N, C, H, W) with C of 1 or 3, got {shape}")
+    if not all(8 <= side <= 512 for side in shape[2:]):
+        raise ValueError(f"images must have sides from 8 to 512 pixels, got {shape[2]} x {shape[3]}; resize them first")
 
 
-def _checked_values(name: str, values: Tensor, count: int) -> Tensor:
-    operation = OPERATIONS[name]
+def _check_values(name: str, values: Tensor, count: int) -> None:
+    _, low, high, _, unit, _ = OPERATIONS[name]
     if values.shape != (count,):
         raise ValueError(f"{name} needs one value per image, shape ({count},), got {tuple(values.shape)}")
-    values = values.to("cpu", torch.float64)
-    if operation.unit and not bool(((values >= operation.low) & (values <= operation.high)).all()):
-        raise ValueError(
-            f"{name} takes values from {operation.low:g} to {operation.high:g} ({operation.unit}), "
-            f"got {values.min():g} to {values.max():g}"
-        )
-    return values
+    if unit and not bool(((values >= low) & (values <= high)).all()):
+        found = f"{values.min():g} to {values.max():g}"
+        raise ValueError(f"{name} takes values from {low:g} to {high:g} ({unit}), got {found}")
 
 
-def _identity(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    return images
+def _apply_chunk(images: Tensor, kinds: NDArray[np.int64], values: Floats) -> Tensor:
+    current = np.arange(len(images))
+    for step in range(kinds.shape[1]):
+        order = np.argsort(kinds[current, step], kind="stable")
+        current = current[order]
+        images = images.index_select(0, to_device(order, images.device))
+        _apply_sorted_(images, kinds[current, step], values[current, step])
+    return images.index_select(0, to_device(np.argsort(current), images.device))
 
 
-def _matrices(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    height, width = images.shape[2:]
-    parameters = torch.zeros(6, len(values), dtype=torch.float64)
-    parameters[5] = 1
-    for name, where in groups:
-        side = {"translate_x": width, "translate_y": height}.get(name, 1)
-        parameters[_PARAMETERS.index(name), where] = values[where] * side
-    return geometry.inverse_matrices(parameters[0], parameters[1:3], parameters[3:5], parameters[5], height, width)
+def _apply_sorted_(images: Tensor, kinds: NDArray[np.int64], values: Floats) -> None:
+    """One step in place, for images that are sorted by operation."""
+    edges = np.searchsorted(kinds, np.arange(len(OPERATION_NAMES) + 1)).tolist()
+    for family, (first, last) in _SPANS.items():
+        start, end = edges[first], edges[last]
+        if end > start:
+            groups = [
+                Group(OPERATION_NAMES[kind], slice(edges[kind] - start, edges[kind + 1] - start))
+                for kind in range(first, last)
+                if edges[kind + 1] > edges[kind]
+            ]
+            images[start:end] = FAMILIES[family](images[start:end], groups, values[start:end])
 
 
-def _warp(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    return geometry.warp(images, _matrices(images, groups, values))
-
-
-def _slide(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    return geometry.slide(images, _matrices(images, groups, values))
-
-
-def _posterize(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    return color.posterize(images, values)
-
-
-def _solarize(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    return color.solarize(images, values)
-
-
-def _invert(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    return ~images
-
-
-def _table(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    flat = images.flatten(2)
-    positions = flat.long()
-    tables = [
-        color.autocontrast_tables(flat[where])
-        if name == "autocontrast"
-        else color.equalize_tables(flat[where], positions[where])
-        for name, where in groups
-    ]
-    return color.look_up(positions, torch.cat(tables)).view(images.shape)
-
-
-def _blend(images: Tensor, groups: list[Group], values: Tensor) -> Tensor:
-    pixels = images.to(torch.float32)
-    factors = values.to(images.device, torch.float32)[:, None, None, None]
-    for name, where in groups:
-        if name == "brightness":
-            pixels[where].mul_(factors[where])
-        elif name == "contrast":
-            color.blend_(color.mean_luma(pixels[where]), pixels[where], factors[where])
-        elif name == "color":
-            color.blend_(color.luma(pixels[where]), pixels[where], factors[where])
-        else:
-            color.blend_(filters.smooth(images[where]), pixels[where], factors[where])
-    return color.to_bytes(pixels)
-
-
-_PARAMETERS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", "scale")
-_FAMILIES: dict[str, Callable[[Tensor, list[Group], Tensor], Tensor]] = {
-    "identity": _identity,
-    "warp": _warp,
-    "slide": _slide,
-    "table": _table,
-    "posterize": _posterize,
-    "solarize": _solarize,
-    "invert": _invert,
-    "blend": _blend,
-}
-_MEMBERS = {
-    family: tuple(name for name, operation in OPERATIONS.items() if operation.family == family) for family in _FAMILIES
-}
+def check_draws(operations: Tensor, images: Tensor) -> None:
+    """Refuse draws that were not made for these images."""
+    if len(operations) != len(images):
+        raise ValueError(f"draws for {len(operations)} images cannot be applied to {len(images)}; draw one per image")

@@ -7,11 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crmatch.augment.cutout import cut_out, draw_boxes
-from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_each, check_images
-from crmatch.augment.variants import HIGHEST_LEVEL, LEVEL_SCALE, RANDAUGMENT_OPERATIONS, VARIANTS, Magnitude
+from crmatch.augment.cutout import GRAY, cut_out_, draw_boxes
+from crmatch.augment.magnitudes import MagnitudeTable
+from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_draws, check_images
+from crmatch.augment.variants import HIGHEST_LEVEL, LEVEL_SCALE, RANDAUGMENT_OPERATIONS, VARIANTS
 
 _IDENTITY = OPERATION_NAMES.index("identity")
+_POOL = torch.tensor([OPERATION_NAMES.index(name) for name in RANDAUGMENT_OPERATIONS])
+_SIGNED = torch.tensor([OPERATIONS[name].signed for name in RANDAUGMENT_OPERATIONS])
+_WARPS = torch.tensor([operation.family in ("warp", "slide") for operation in OPERATIONS.values()])
+_KEEP_ALPHA = torch.tensor([operation.family in ("warp", "slide", "identity", "blend") for operation in OPERATIONS.values()])
 
 
 class Draws(NamedTuple):
@@ -21,7 +26,7 @@ class Draws(NamedTuple):
         operations: int64 (N, num_ops), positions in `OPERATION_NAMES`.
         values: float64 (N, num_ops), in the operations' units.
         applied: bool (N, num_ops), which of them are carried out.
-        boxes: int64 (N, 4), the box of the final CutOut: first row, first column, end row, end column.
+        boxes: int64 (N, 4), the box of the final CutOut.
     """
 
     operations: Tensor
@@ -31,59 +36,53 @@ class Draws(NamedTuple):
 
 
 class RandAugment:
-    """The strong policy of the paper and of the FixMatch family.
-
-    Args:
-        variant: a key of `VARIANTS`.
-    """
+    """The strong policy of the paper and of the FixMatch family."""
 
     def __init__(self, variant: str = "paper") -> None:
+        """Build the policy; `variant` is a key of `VARIANTS`."""
         if variant not in VARIANTS:
             raise ValueError(f"unknown RandAugment variant {variant!r}; known: {', '.join(VARIANTS)}")
         self.variant = VARIANTS[variant]
-        self._pool = torch.tensor([OPERATION_NAMES.index(name) for name in RANDAUGMENT_OPERATIONS])
-        self._signed = torch.tensor([OPERATIONS[name].signed and self.variant.signed for name in RANDAUGMENT_OPERATIONS])
-        self._magnitudes = [self.variant.magnitudes.get(name, Magnitude(0, 0)) for name in RANDAUGMENT_OPERATIONS]
+        self._magnitudes = MagnitudeTable(RANDAUGMENT_OPERATIONS, self.variant.magnitudes)
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
         """Draw operations, values and boxes for `count` images of `height` x `width` pixels."""
         variant = self.variant
         shape = (count, variant.num_ops)
-        choice = torch.randint(len(self._pool), shape, generator=generator)
+        choice = torch.randint(len(_POOL), shape, generator=generator)
         applied = torch.rand(shape, generator=generator) < variant.apply_probability
         if variant.strength == "level":
-            levels = torch.randint(1, HIGHEST_LEVEL + 1, shape, generator=generator).double()
-            scale = LEVEL_SCALE
+            levels = torch.randint(1, HIGHEST_LEVEL + 1, shape, generator=generator)
+            negative = torch.rand(shape, generator=generator) < 0.5
+            values = self._magnitudes.values(choice, levels.double(), height, width, scale=LEVEL_SCALE)
+            values = torch.where(negative & _SIGNED[choice], -values, values)
         else:
-            levels = torch.rand(shape, generator=generator, dtype=torch.float64)
-            scale = 1
-        negative = torch.rand(shape, generator=generator) < 0.5
-        values = self._values(choice, levels, scale, height, width)
-        values = torch.where(negative & self._signed[choice], -values, values)
+            strengths = torch.rand(shape, generator=generator, dtype=torch.float64)
+            values = self._magnitudes.values(choice, strengths, height, width)
         boxes = draw_boxes(variant.cutout, count, height, width, generator)
-        return Draws(self._pool[choice], values, applied, boxes)
+        return Draws(_POOL[choice], values, applied, boxes)
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
-        """The strong views of `images`: uint8 (N, C, H, W) to the same."""
+        """The strong views of `images`: uint8 (N, C, H, W) to the same, contiguous."""
         check_images(images)
+        check_draws(draws.operations, images)
         operations = torch.where(draws.applied, draws.operations, _IDENTITY)
-        views = images
-        for step in range(operations.shape[1]):
-            views = apply_each(views, operations[:, step], draws.values[:, step])
-        return cut_out(views, draws.boxes, self.variant.cutout.color)
+        views = apply_sequence(images, operations, draws.values)
+        if self.variant.gray_fill:
+            views = self._fill_gray(views, operations, draws.values)
+        return cut_out_(views, draws.boxes, self.variant.cutout.color)
 
-    def _values(self, choice: Tensor, levels: Tensor, scale: int, height: int, width: int) -> Tensor:
-        values = torch.zeros_like(levels)
-        for position, (name, magnitude) in enumerate(zip(RANDAUGMENT_OPERATIONS, self._magnitudes, strict=True)):
-            side = {"translate_x": width, "translate_y": height}.get(name, 1)
-            moved = levels * magnitude.span / scale
-            if magnitude.unit == "whole_pixels":
-                moved = moved * side
-            if magnitude.rounding == "truncate":
-                moved = moved.trunc()
-            elif magnitude.rounding == "nearest":
-                moved = moved.round()
-            if magnitude.unit != "value":
-                moved = moved / side
-            values = torch.where(choice == position, magnitude.start + moved, values)
-        return values
+    @staticmethod
+    def _fill_gray(views: Tensor, operations: Tensor, values: Tensor) -> Tensor:
+        """Gray where a warp uncovered the outside, unless a later operation made it opaque.
+
+        Google's code works on RGBA images: warps uncover transparent black, the enhancers (brightness, color, contrast,
+        sharpness) keep the alpha channel, autocontrast, equalize, posterize and solarize drop it, and what is still
+        transparent at the end becomes gray. So the alpha channel sees the warps after the last operation that drops it.
+        Its gray is 127.5, of which a byte keeps 127.
+        """
+        dropped_later = (~_KEEP_ALPHA[operations]).flip(1).cumsum(1).flip(1) > 0
+        seen = torch.where(_WARPS[operations] & ~dropped_later, operations, _IDENTITY)
+        opaque = torch.full_like(views[:, :1], 255, memory_format=torch.contiguous_format)
+        alpha = apply_sequence(opaque, seen, values)
+        return (views & alpha).bitwise_or_(~alpha & GRAY[0])

@@ -36,7 +36,7 @@ def read_packed(path: Path) -> Arrays:
         DataError: the file is missing, damaged or not a packed set.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             missing = [key for key in REQUIRED if key not in archive]
             if missing:
                 raise DataError(f"{path} has no {', '.join(missing)}.\nA packed set needs {', '.join(REQUIRED)}.")

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from crmatch.augment.views import Batch, View
+from crmatch.frozen import Frozen
 
 if TYPE_CHECKING:
     import torch
@@ -96,14 +95,12 @@ class LossTerms:
         return total
 
 
-class Method(BaseModel, ABC):
+class Method(Frozen, ABC):
     """A semi-supervised method: frozen hyper-parameters and a loss.
 
     A weight scales its term; a weight of exactly 0 also removes what only that term needs: its views, its images in the
     joint pass, its head.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     title: ClassVar[str]

@@ -84,7 +84,8 @@ class CRMatch(FixMatch):
     @property
     def makes_pseudo_labels(self) -> bool:
         """The pseudo-label term needs them, and so does the threshold of the feature distance."""
-        return bool(self.weights.keys() & {"pseudo_label", "feature_distance"})
+        masked = self.distance_uses_threshold and "feature_distance" in self.weights
+        return masked or "pseudo_label" in self.weights
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -92,7 +93,7 @@ class CRMatch(FixMatch):
         rotated = "rotation" in self.weights and self.rotation_source
         needed = {
             LABELED: "supervised" in self.weights or rotated == "labeled+unlabeled",
-            WEAK: self.makes_pseudo_labels or rotated in ("unlabeled", "labeled+unlabeled"),
+            WEAK: self._needs_all_weak or rotated in ("unlabeled", "labeled+unlabeled"),
             STRONG: "pseudo_label" in self.weights or STRONG in self._pair,
             SECOND_WEAK: SECOND_WEAK in self._pair,
             SECOND_STRONG: SECOND_STRONG in self._pair,
@@ -127,7 +128,7 @@ class CRMatch(FixMatch):
         outputs = forward_together(models.student, images)
         terms, pseudo_labels = self.self_training_terms(batch, outputs)
         monitors: dict[str, Tensor] = {}
-        if pseudo_labels is not None and "feature_distance" in self.weights:
+        if "feature_distance" in self.weights:
             terms["feature_distance"], monitors["cosine"] = self._distance_term(models.student, outputs, pseudo_labels)
         if "rotation" in self.weights:
             features = [outputs[name].features[:count] for name, count in upright.items()]
@@ -138,6 +139,11 @@ class CRMatch(FixMatch):
     @property
     def _pair(self) -> tuple[View, ...]:
         return PAIRS[self.pair] if "feature_distance" in self.weights else ()
+
+    @property
+    def _needs_all_weak(self) -> bool:
+        """Whether a term needs every weak image; the rotation term may need only the first ones."""
+        return self.makes_pseudo_labels or WEAK in self._pair
 
     def _joint_images(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Images of the joint pass, and how many of which views serve as unrotated images.
@@ -152,7 +158,7 @@ class CRMatch(FixMatch):
             upright = {"rotation": len(images["rotation"])}
         else:
             upright = {"weak": min(self.rotation_images or len(images["weak"]), len(images["weak"]))}
-            if not self.makes_pseudo_labels:
+            if not self._needs_all_weak:
                 images["weak"] = images["weak"][: upright["weak"]]
             if self.rotation_source == "labeled+unlabeled":
                 upright = {"labeled": len(images["labeled"])} | upright
@@ -161,7 +167,7 @@ class CRMatch(FixMatch):
         return images, upright
 
     def _distance_term(
-        self, student: Network, outputs: dict[str, Outputs], pseudo_labels: PseudoLabels
+        self, student: Network, outputs: dict[str, Outputs], pseudo_labels: PseudoLabels | None
     ) -> tuple[Tensor, Tensor]:
         """(1/Bu) sum_j 1{c_j > tau} d(z(f(A(u_j))), z(f(alpha(u_j)))), Eqs. (2) and (4), and the mean cosine."""
         from crmatch.losses import cosine_similarity, feature_distance, masked_mean
@@ -171,7 +177,7 @@ class CRMatch(FixMatch):
         if self.detach_weak:
             weak = weak.detach()
         distances = feature_distance(strong, weak, self.distance, self.direction, clamp=self.clamp)
-        if self.distance_uses_threshold:
+        if self.distance_uses_threshold and pseudo_labels is not None:
             return masked_mean(distances, pseudo_labels.used), cosine
         return distances.mean(), cosine
 

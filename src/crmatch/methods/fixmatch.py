@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from crmatch.augment.views import Batch, View
 from crmatch.methods.base import LossTerms, Method, Models, PseudoLabels, Step
@@ -38,6 +38,12 @@ class FixMatch(Method):
     pseudo_label_weight: float = Field(1.0, ge=0)
     unlabeled_weight: float = Field(1.0, ge=0)
     """lambda_u: scales all terms of the unlabeled loss L_U together."""
+
+    @model_validator(mode="after")
+    def _has_a_term(self) -> Self:
+        if not self.weights:
+            raise ValueError("every weight is 0, so there is nothing to train; give at least one term a weight above 0")
+        return self
 
     @property
     def weights(self) -> dict[str, float]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from crmatch.frozen import Frozen
 
 
-class WideResNetConfig(BaseModel):
+class WideResNetConfig(Frozen):
     """The Wide ResNet of MixMatch's and FixMatch's code: `scales` stages of `repeat` blocks, stage s `filters` * 2^s wide."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["wide_resnet"] = "wide_resnet"
     filters: int = Field(32, ge=1)
@@ -27,10 +27,8 @@ class WideResNetConfig(BaseModel):
     """Epsilon of the batch norms inside blocks; USB has 1e-5 there and 1e-3 in the last one."""
 
 
-class ResNet18Config(BaseModel):
+class ResNet18Config(Frozen):
     """The plain ResNet-18 with a 7x7 stem, for mini-ImageNet."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["resnet18"] = "resnet18"
     norm_momentum: float = Field(0.1, gt=0, le=1)

@@ -6,6 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from crmatch.networks.config import ResNet18Config
+from crmatch.networks.wide_resnet import subsampled
 
 WIDTHS = (64, 128, 256, 512)
 
@@ -21,15 +22,16 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width, *norm)
         self.shortcut: nn.Sequential | None = None
+        self.stride = stride
         if stride != 1 or channels != width:
-            projection = nn.Conv2d(channels, width, 1, stride, bias=False)
+            projection = nn.Conv2d(channels, width, 1, bias=False)
             self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(width, *norm))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, h, w) -> (N, width, h', w')."""
         residual = F.relu(self.norm1(self.conv1(x)), inplace=True)
         residual = self.norm2(self.conv2(residual))
-        carried: Tensor = x if self.shortcut is None else self.shortcut(x)
+        carried: Tensor = x if self.shortcut is None else self.shortcut(subsampled(x, self.stride))
         return F.relu(carried + residual, inplace=True)
 
 

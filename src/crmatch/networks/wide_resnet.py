@@ -10,6 +10,15 @@ from crmatch.networks.config import WideResNetConfig
 STEM_CHANNELS = 16
 
 
+def subsampled(x: Tensor, stride: int) -> Tensor:
+    """Every `stride`-th pixel of (N, C, H, W): a strided 1x1 convolution is a plain one on these.
+
+    Written so because oneDNN's strided 1x1 kernel writes past its buffers in the backward pass where a channels_last input
+    has 2 to 7 channels (torch 2.13, AVX2).
+    """
+    return x if stride == 1 else x[:, :, ::stride, ::stride]
+
+
 class Block(nn.Module):
     """One residual block: x + conv(act(norm(conv(act(norm(x)))))), pre-activation."""
 
@@ -25,15 +34,16 @@ class Block(nn.Module):
         self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=bias)
         self.norm2 = nn.BatchNorm2d(width, config.block_norm_epsilon, config.norm_momentum)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=bias)
-        self.shortcut = nn.Conv2d(channels, width, 1, stride, bias=bias) if channels != width else None
+        self.stride = stride
+        self.shortcut = nn.Conv2d(channels, width, 1, bias=bias) if channels != width else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, h, w) -> (N, width, h', w')."""
         activated = x if self.raw_input else F.leaky_relu(self.norm1(x), self.slope, inplace=True)
         if self.activate_before_residual:
             x = activated
-        residual = self.conv2(F.leaky_relu(self.norm2(self.conv1(activated)), self.slope, inplace=True))
-        carried: Tensor = x if self.shortcut is None else self.shortcut(x)
+        residual: Tensor = self.conv2(F.leaky_relu(self.norm2(self.conv1(activated)), self.slope, inplace=True))
+        carried: Tensor = x if self.shortcut is None else self.shortcut(subsampled(x, self.stride))
         return carried + residual
 
 
@@ -44,7 +54,7 @@ class WideResNet(nn.Module):
         super().__init__()
         self.slope = config.slope
         self.stem = nn.Conv2d(channels, STEM_CHANNELS, 3, padding=1, bias=config.conv_bias != "none")
-        blocks = []
+        blocks: list[nn.Module] = []
         before = STEM_CHANNELS
         for stage in range(config.scales):
             width = config.filters * 2**stage

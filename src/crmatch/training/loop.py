@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crmatch.augment.policies import LearningPolicy, Policy
 from crmatch.augment.views import Batch
@@ -82,6 +82,8 @@ class Training:
     runtime: Runtime
     seed: int
     step: int = 0
+    images: int = 0
+    """Images that went through the network in training."""
     seconds: float = 0.0
     meter: Meter = field(default_factory=Meter)
 
@@ -91,6 +93,10 @@ class Training:
         self.average.network.eval()
         self.models = Models(self.network, self.average.network)
         self.optimizer = build_optimizer(self.network, self.plan)
+        self.network.register_forward_pre_hook(self._count_images)
+
+    def _count_images(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.images += len(inputs[0]) if module.training else 0
 
     def take_step(self) -> tuple[Batch, LossTerms]:
         """One update: batch, loss, gradient, weights, moving average, policy."""
@@ -123,7 +129,7 @@ class Training:
             tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items() if value is not None}
         if isinstance(self.batches.policy, LearningPolicy):
             tensors |= {f"policy/{name}": tensor for name, tensor in self.batches.policy.state().items()}
-        return Checkpoint(self.step, tensors, {"meter": self.meter.state(), "seconds": self.seconds})
+        return Checkpoint(self.step, tensors, {"meter": self.meter.state(), "seconds": self.seconds, "images": self.images})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from `checkpoint`."""
@@ -134,14 +140,19 @@ class Training:
         self.network.load_state_dict(groups["network"])
         self.average.network.load_state_dict(groups["average"])
         state: dict[int, dict[str, Tensor]] = {}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         for name, tensor in groups["optimizer"].items():
             index, _, key = name.partition("/")
-            state.setdefault(int(index), {})[key] = tensor
+            alike = parameters[int(index)]
+            # Buffers in the layout of their parameter, as they were: a mixture of layouts is several times slower.
+            laid_out = torch.empty_like(alike).copy_(tensor) if tensor.shape == alike.shape else tensor
+            state.setdefault(int(index), {})[key] = laid_out.detach()
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         if isinstance(self.batches.policy, LearningPolicy):
             self.batches.policy.load_state(groups["policy"])
         self.meter.load_state(checkpoint.values["meter"], self.runtime.device)
-        self.step, self.seconds = checkpoint.step, float(checkpoint.values["seconds"])
+        self.step, self.images = checkpoint.step, int(checkpoint.values["images"])
+        self.seconds = float(checkpoint.values["seconds"])
 
     @torch.inference_mode()
     def _probabilities(self, images: Tensor) -> Tensor:
@@ -174,7 +185,7 @@ class Training:
 def train(training: Training, observers: Observers) -> bool:
     """Run `training` to its end; False where `observers.stop` ended it early, after saving."""
     plan = training.plan
-    started, logged_at, logged_step = time.perf_counter(), time.perf_counter(), training.step
+    started, logged_at, logged_images = time.perf_counter(), time.perf_counter(), training.images
     before = training.seconds
     while training.step < training.total_steps:
         if observers.stop():
@@ -193,12 +204,12 @@ def train(training: Training, observers: Observers) -> bool:
             if not math.isfinite(line["loss/total"]):
                 raise DivergedError(training._divergence(loss))
             now = time.perf_counter()
-            line["steps_per_second"] = (step - logged_step) / (now - logged_at)
+            line["images_per_second"] = (training.images - logged_images) / (now - logged_at)
             if evaluates:
                 line |= observers.evaluate(training.models)
             line["seconds"] = training.seconds
             observers.log(line)
-            logged_at, logged_step = time.perf_counter(), step
+            logged_at, logged_images = time.perf_counter(), training.images
         if last or step % plan.checkpoint_every == 0:
             observers.save(training.checkpoint())
         observers.advance(step)

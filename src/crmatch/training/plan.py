@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from crmatch.frozen import Frozen
 
 
-class Phase(BaseModel):
+class Phase(Frozen):
     """One part of a learning-rate schedule; u runs from 0 to 1 over the phase.
 
     `constant`: start. `linear`: start + u (end - start). `cosine`: start * cos(pi * arc * u), whose 7/16 arc ends at 0.195.
     `half_cosine`: start * (1 + cos(pi * arc * u)) / 2, where an arc below 1 stops before zero.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     share: float = Field(1.0, gt=0, le=1)
     """Part of the run this phase takes."""
@@ -44,10 +44,8 @@ COSINE_7_16 = (Phase(shape="cosine", arc=7 / 16),)
 """FixMatch's rule: lr * cos(7 pi t / (16 T))."""
 
 
-class TrainPlan(BaseModel):
+class TrainPlan(Frozen):
     """Length, batches, optimizer, schedule and averages of a run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int | None = Field(None, ge=1)
     """Optimizer updates."""

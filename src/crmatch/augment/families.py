@@ -1,0 +1,157 @@
+"""Families of operations: what can be done to many images in one pass, each with its own operation and value.
+
+A family function receives its images uint8 (N, C, H, W), contiguous and sorted by operation, the groups of equal
+operation, and the values (N,), and returns uint8 (N, C, H, W). It may return its input, but never changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crmatch.augment import color, filters, geometry, resample
+from crmatch.augment.cutout import centered_boxes, cut_out_
+from crmatch.augment.geometry import Floats, to_device
+
+_AFFINE = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", "scale")
+
+
+class Group(NamedTuple):
+    """Consecutive images of a family that get the same operation."""
+
+    name: str
+    where: slice
+
+
+def _identity(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    return images
+
+
+def _warp(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    """Everything affine: one gather with a matrix per image."""
+    height, width = images.shape[2:]
+    parameters = np.zeros((len(_AFFINE), len(values)))
+    parameters[-1] = 1
+    for name, where in groups:
+        side = {"translate_x": width, "translate_y": height}.get(name, 1)
+        parameters[_AFFINE.index(name), where] = values[where] * side
+    angle, shear, move, scale = parameters[0], parameters[1:3], parameters[3:5], parameters[5]
+    return geometry.warp(images, geometry.inverse_matrices(angle, shear, move, scale, height, width))
+
+
+def _slide(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    """Affine operations that move whole rows: Pillow's positions of the rows' first pixels decide."""
+    height, width = images.shape[2:]
+    row = np.arange(height)
+    shifts = np.zeros((len(values), height), dtype=np.int64)
+    rows = np.broadcast_to(row, shifts.shape).copy()
+    for name, where in groups:
+        if name == "shear_x":
+            shear = values[where, None]
+            shifts[where] = geometry.fixed(0.5 + shear * 0.5) + geometry.fixed(shear) * row >> 16
+            continue
+        starts = values[where, None] * (width if name == "translate_x" else height) + 0.5
+        whole = np.floor(starts)
+        if np.any((starts != whole) & (np.abs(starts - np.rint(starts)) < 1e-9)):
+            return _warp(images, groups, values)  # so near to an integer, Pillow's sum of ones may jump over it
+        if name == "translate_x":
+            shifts[where] = whole
+        else:
+            rows[where] += whole.astype(np.int64)
+    return geometry.slide(images, shifts, rows)
+
+
+def _autocontrast(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    stretched = color.autocontrast(images)
+    for name, where in groups:
+        if name == "autocontrast_blend":
+            mixed = color.mix_(images[where].to(torch.float32), stretched[where], _column(values[where], images))
+            stretched[where] = mixed.to(torch.int16)
+    return stretched.to(torch.uint8)
+
+
+def _equalize(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    positions = images.flatten(2).long()
+    tables = color.equalize_tables(images.flatten(2), positions)
+    for name, where in groups:
+        if name == "equalize_blend":
+            levels = torch.arange(256, dtype=torch.float32, device=images.device).expand_as(tables[where])
+            tables[where] = color.mix_(levels.clone(), tables[where], _column(values[where], images)[..., 0])
+    return color.to_bytes(tables).gather(2, positions).view(images.shape)
+
+
+def _blend(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    """Operations that mix an image with another one."""
+    pixels = images.to(torch.float32)
+    all_factors = _column(values, images)
+    for name, where in groups:
+        part, factors = pixels[where], all_factors[where]
+        if name == "brightness":
+            part.mul_(factors)
+        elif name == "contrast":
+            color.enhance_(part, color.rounded_mean(color.luma(part)), factors)
+        elif name == "color":
+            color.enhance_(part, color.luma(part), factors)
+        elif name == "sharpness":
+            color.enhance_(part, filters.smooth(images[where]), factors)
+        elif name == "smooth":
+            color.mix_(part, filters.smooth(images[where]), factors)
+        elif name == "blur":
+            color.mix_(part, filters.blur(images[where]), factors)
+        else:
+            color.mix_(part, 255 - part, factors)
+    return color.to_bytes(pixels)
+
+
+def _posterize(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    return color.posterize(images, values)
+
+
+def _solarize(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    return color.solarize(images, values)
+
+
+def _invert(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    return ~images
+
+
+def _hue(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    if images.shape[1] == 1:
+        return images
+    return color.hue(images, to_device(values[:, None, None], images.device))
+
+
+def _rescale(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    filter_names = tuple(resample.FILTERS)
+    resampling = np.zeros(len(values), dtype=np.int64)
+    for name, where in groups:
+        resampling[where] = filter_names.index(name.removeprefix("rescale_"))
+    return resample.rescale(images, values, resampling)
+
+
+def _cutout(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    return cut_out_(images.clone(), centered_boxes(values, *images.shape[2:]))
+
+
+def _column(values: Floats, images: Tensor) -> Tensor:
+    return to_device(values.astype(np.float32)[:, None, None, None], images.device)
+
+
+FAMILIES: dict[str, Callable[[Tensor, Sequence[Group], Floats], Tensor]] = {
+    "identity": _identity,
+    "warp": _warp,
+    "slide": _slide,
+    "autocontrast": _autocontrast,
+    "equalize": _equalize,
+    "blend": _blend,
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "invert": _invert,
+    "hue": _hue,
+    "rescale": _rescale,
+    "cutout": _cutout,
+}

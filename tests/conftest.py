@@ -1,0 +1,98 @@
+"""Fixtures shared by all tests: tiny data, tiny specs, the command line in-process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+os.environ["COLUMNS"] = "200"
+torch.set_num_threads(1)  # the tests' networks are tiny: a second thread only waits
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def crmatch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Run a command in this process: exit code, stdout and stderr."""
+    import signal
+
+    from crmatch import cli
+
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr("sys.argv", ["crmatch", *map(str, arguments)])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return call
+
+
+def write_packed(
+    path: Path, *, classes: int = 3, per_class: int = 12, side: int = 16, channels: int = 3, **changes: Any
+) -> Path:
+    """A packed set in which class k is a bright stripe at height k, with noise: easy to learn, different for each class."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(classes), per_class)
+    images = random.integers(0, 80, (len(labels), side, side, channels), dtype=np.uint8)
+    height = side // classes
+    for row, label in enumerate(labels):
+        images[row, label * height : (label + 1) * height] += 150
+    arrays: dict[str, Any] = {
+        "train_images": images,
+        "train_labels": labels,
+        "test_images": images[::2],
+        "test_labels": labels[::2],
+        "class_names": np.array([f"stripe {label}" for label in range(classes)]),
+    }
+    arrays |= changes
+    np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
+    return path
+
+
+@pytest.fixture
+def stripes(tmp_path: Path) -> Path:
+    """A data directory with the packed set `stripes`."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_packed(folder / "stripes.npz")
+    return folder
+
+
+TINY = {
+    "network.filters": 4,
+    "plan.steps": 20,
+    "plan.labeled_batch_size": 6,
+    "plan.unlabeled_batch_size": 12,
+    "plan.evaluate_every": 5,
+    "plan.log_every": 3,
+    "plan.checkpoint_every": 4,
+}
+
+
+def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2", **changes: Any):  # type: ignore[no-untyped-def]
+    """A run of seconds: 20 steps of a four-filter network on `stripes`."""
+    from crmatch.config import replace
+    from crmatch.data.settings import parse_setting
+    from crmatch.recipes import recipe
+
+    extra = {"method.rotation_images": 4} if method == "crmatch" else {}
+    return replace(recipe(parse_setting(setting, data_dir), method, "quick"), **{**TINY, **extra, **changes})

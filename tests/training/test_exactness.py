@@ -1,0 +1,191 @@
+"""Equal to the bit: resuming, replaying one step, and FixMatch as CR-Match without its two terms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import tiny_spec
+from crmatch.data.sets import load_data
+from crmatch.data.settings import parse_setting
+from crmatch.errors import StoppedError
+from crmatch.experiment import Experiment, run
+from crmatch.methods import METHODS
+from crmatch.methods.base import Step
+from crmatch.randomness import generator
+from crmatch.results import run_directory
+from crmatch.training.checkpoint import checkpoint_files, load_checkpoint
+from crmatch.training.loop import Training
+from crmatch.training.runtime import choose_runtime
+
+TIMING = {"seconds", "images_per_second", "steps_per_second"}
+EAGER = {"method.threshold": 0.4}  # so that all terms are active within 20 steps
+
+
+def training_of(spec: Any, data_dir: Path) -> Training:
+    data = load_data(parse_setting(spec.setting, data_dir).data, data_dir, spec.data.image_size)
+    return Experiment(spec, data, choose_runtime("cpu", spec.precision)).training()
+
+
+def untimed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in TIMING} for line in lines]
+
+
+def stop_after(steps: int) -> Any:
+    remaining = iter([False] * steps)
+    return lambda: next(remaining, True)
+
+
+def final_state(directory: Any) -> dict[str, torch.Tensor]:
+    checkpoint = load_checkpoint(directory.checkpoints)
+    assert checkpoint is not None
+    assert checkpoint.step == 20
+    return checkpoint.tensors
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("stops", [(7,), (1, 4, 11)])
+def test_stopping_and_resuming_equals_never_having_stopped(
+    stripes: Path, tmp_path: Path, method: str, stops: tuple[int, ...]
+) -> None:
+    keys = EAGER if "threshold" in tiny_spec(stripes, method).method.model_dump() else {}
+    spec = tiny_spec(stripes, method, **keys)
+    straight = run(spec, tmp_path / "straight", data_dir=stripes)
+    before = 0
+    for stop in stops:
+        with pytest.raises(StoppedError, match=f"stopped after step {stop} of 20"):
+            run(spec, tmp_path / "stopped", data_dir=stripes, stop=stop_after(stop - before))
+        before = stop
+    resumed = run(spec, tmp_path / "stopped", data_dir=stripes)
+    one, two = (run_directory(tmp_path / out, spec, parse_setting(spec.setting, stripes)) for out in ("straight", "stopped"))
+    expected, actual = final_state(one), final_state(two)
+    assert expected.keys() == actual.keys()
+    assert {"network", "average", "optimizer"} <= {name.partition("/")[0] for name in expected}
+    assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
+    assert untimed(one.read_metrics()) == untimed(two.read_metrics())
+    assert one.model.read_bytes() == two.model.read_bytes()
+    drop = {"seconds", "final"}
+    assert straight.model_dump(exclude=drop) == resumed.model_dump(exclude=drop)
+
+
+def test_a_kill_loses_no_more_than_one_interval_and_nothing_of_the_result(stripes: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(stripes, **EAGER)
+
+    class Killed(BaseException):
+        pass
+
+    class KilledAtStep11:
+        def start(self, done: int, total: int) -> None: ...
+        def log(self, line: dict[str, Any]) -> None: ...
+        def advance(self, done: int) -> None:
+            if done == 11:
+                raise Killed
+
+    with pytest.raises(Killed):
+        run(spec, tmp_path / "killed", data_dir=stripes, progress=KilledAtStep11())
+    directory = run_directory(tmp_path / "killed", spec, parse_setting(spec.setting, stripes))
+    checkpoint = load_checkpoint(directory.checkpoints)
+    assert checkpoint is not None
+    assert checkpoint.step == 8
+    assert directory.read_metrics()[-1]["step"] == 10
+    run(spec, tmp_path / "killed", data_dir=stripes)
+    run(spec, tmp_path / "straight", data_dir=stripes)
+    straight = run_directory(tmp_path / "straight", spec, parse_setting(spec.setting, stripes))
+    assert all(torch.equal(tensor, final_state(directory)[name]) for name, tensor in final_state(straight).items())
+    assert untimed(directory.read_metrics()) == untimed(straight.read_metrics())
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(stripes: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(stripes, **EAGER)
+    with pytest.raises(StoppedError):
+        run(spec, tmp_path, data_dir=stripes, stop=stop_after(10))
+    directory = run_directory(tmp_path, spec, parse_setting(spec.setting, stripes))
+    newest, older = checkpoint_files(directory.checkpoints)
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(bytes(content))
+    checkpoint = load_checkpoint(directory.checkpoints)
+    assert checkpoint is not None
+    assert checkpoint.step == 8
+    assert older.name.startswith("step-00000008")
+    assert run(spec, tmp_path, data_dir=stripes).steps == 20
+
+
+def test_fixmatch_is_crmatch_without_its_two_terms_over_20_steps(stripes: Path) -> None:
+    fixmatch = training_of(tiny_spec(stripes, "fixmatch", **EAGER), stripes)
+    without = {"method.feature_distance_weight": 0, "method.rotation_weight": 0}
+    crmatch = training_of(tiny_spec(stripes, "crmatch", **EAGER, **without), stripes)
+    used = 0.0
+    for _ in range(20):
+        _, one = fixmatch.take_step()
+        _, two = crmatch.take_step()
+        assert torch.equal(one.total, two.total)
+        assert one.pseudo_labels is not None
+        used += one.pseudo_labels.used.sum().item()
+    assert used > 0
+    first, second = fixmatch.checkpoint().tensors, crmatch.checkpoint().tensors
+    assert first.keys() == second.keys()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_the_two_terms_do_change_the_weights(stripes: Path) -> None:
+    """Guards the test above against comparing something with itself."""
+    trainings = [training_of(tiny_spec(stripes, method, **EAGER), stripes) for method in ("fixmatch", "crmatch")]
+    for training in trainings:
+        training.take_step()
+    one, two = (training.network.backbone.stem.weight for training in trainings)
+    assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("step", [0, 7, 19])
+def test_replaying_a_step_alone_gives_the_same_batch_views_and_loss(stripes: Path, step: int) -> None:
+    spec = tiny_spec(stripes, **EAGER)
+    training = training_of(spec, stripes)
+    for _ in range(step):
+        training.take_step()
+    checkpoint = training.checkpoint()
+    state = {name: tensor.clone() for name, tensor in checkpoint.tensors.items()}
+    batch, loss = training.take_step()
+
+    replay = training_of(spec, stripes)
+    replay.restore(checkpoint._replace(tensors=state))
+    alone = replay.batches.batch(step)
+    assert torch.equal(alone.labels, batch.labels)
+    assert torch.equal(alone.unlabeled, batch.unlabeled)
+    assert alone.views.keys() == batch.views.keys()
+    assert all(torch.equal(images, batch.views[name]) for name, images in alone.views.items())
+    again = spec.method.loss(alone, replay.models, Step(step, 20, lambda stream: generator(spec.seed, stream, step)))
+    assert {name: term.item() for name, term in again.terms.items()} == {name: term.item() for name, term in loss.terms.items()}
+
+
+def test_every_trainable_parameter_of_every_method_moves_within_three_steps(stripes: Path) -> None:
+    for method in METHODS:
+        keys = {"method.threshold": 0.0} if "threshold" in tiny_spec(stripes, method).method.model_dump() else {}
+        training = training_of(tiny_spec(stripes, method, **keys), stripes)
+        before = {name: parameter.detach().clone() for name, parameter in training.network.named_parameters()}
+        for _ in range(3):
+            training.take_step()
+        still = [name for name, parameter in training.network.named_parameters() if torch.equal(parameter, before[name])]
+        assert not still, f"{method}: {still}"
+
+
+def test_training_touches_no_global_random_state(stripes: Path) -> None:
+    training = training_of(tiny_spec(stripes), stripes)
+    before = torch.get_rng_state()
+    training.take_step()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_policy_that_learns_is_part_of_the_checkpoint(stripes: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(stripes, **EAGER, **{"augmentation.policy": "ctaugment"})
+    straight = run(spec, tmp_path / "straight", data_dir=stripes)
+    with pytest.raises(StoppedError):
+        run(spec, tmp_path / "stopped", data_dir=stripes, stop=stop_after(7))
+    resumed = run(spec, tmp_path / "stopped", data_dir=stripes)
+    assert straight.policy is not None
+    assert straight.policy == resumed.policy
+    assert straight.ema == resumed.ema
+    assert straight.raw == resumed.raw

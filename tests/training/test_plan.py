@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from crmatch.methods import build_method
+from crmatch.networks.build import build_network
+from crmatch.networks.config import WideResNetConfig
+from crmatch.training.optimizer import build_optimizer
+from crmatch.training.plan import Phase, TrainPlan
+
+LINEAR_PHASES = (
+    Phase(share=0.1, shape="linear", start=0.1, end=1.0),
+    Phase(share=0.5, shape="linear", start=1.0, end=10.0),
+    Phase(share=0.4, shape="linear", start=10.0, end=0.0),
+)
+STEPS = (Phase(share=0.625, start=1.0), Phase(share=0.25, start=0.1), Phase(share=0.125, start=0.01))
+
+
+def test_the_default_rate_starts_at_0_03_and_ends_at_its_published_end() -> None:
+    plan = TrainPlan(steps=524_288)
+    assert plan.learning_rate * plan.rate_factor(0, 524_288) == 0.03
+    assert math.isclose(plan.rate_factor(524_288, 524_288), 0.19509, abs_tol=5e-6)
+    assert math.isclose(plan.rate_factor(1000, 524_288), math.cos(7 * math.pi * 1000 / (16 * 524_288)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "progress", "factor"),
+    [
+        ((Phase(shape="half_cosine", arc=180 / 210),), 0.5, 0.5 * (1 + math.cos(math.pi * 90 / 210))),
+        ((Phase(shape="half_cosine"),), 1.0, 0.0),
+        (STEPS, 0.0, 1.0),
+        (STEPS, 0.6249, 1.0),
+        (STEPS, 0.625, 0.1),
+        (STEPS, 0.875, 0.01),
+        (STEPS, 1.0, 0.01),
+        (LINEAR_PHASES, 0.0, 0.1),
+        (LINEAR_PHASES, 0.05, 0.55),
+        (LINEAR_PHASES, 0.35, 5.5),
+        (LINEAR_PHASES, 0.6, 10.0),
+        (LINEAR_PHASES, 1.0, 0.0),
+    ],
+)
+def test_schedules_are_pure_functions_of_progress(schedule: tuple[Phase, ...], progress: float, factor: float) -> None:
+    plan = TrainPlan(steps=10_000, schedule=schedule)
+    assert math.isclose(plan.rate_factor(round(progress * 10_000), 10_000), factor, abs_tol=1e-9)
+
+
+def test_length_is_given_in_steps_or_in_unlabeled_epochs() -> None:
+    plan = TrainPlan(unlabeled_epochs=2, unlabeled_batch_size=100)
+    assert plan.total_steps(unlabeled=250) == 6
+    assert TrainPlan(steps=5).total_steps(unlabeled=250) == 5
+    for length in ({}, {"steps": 5, "unlabeled_epochs": 1}):
+        with pytest.raises(ValidationError, match="either as steps or as unlabeled_epochs"):
+            TrainPlan(**length)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": 0}, "greater than or equal to 1"),
+        ({"steps": 1, "schedule": (Phase(share=0.5),)}, "must add up to 1"),
+        ({"steps": 1, "momentum": 0.0}, "nesterov needs a momentum"),
+        ({"steps": 1, "clip": 1}, "Extra inputs"),
+        ({"steps": 1, "learning_rate": 0}, "greater than 0"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainPlan(**values)  # type: ignore[arg-type]
+
+
+def test_no_one_dimensional_parameter_decays() -> None:
+    network = build_network(
+        WideResNetConfig(filters=4, repeat=1), channels=3, image_size=16, classes=3, heads=build_method("crmatch").heads
+    )
+    decaying, others = build_optimizer(network, TrainPlan(steps=1, weight_decay=0.5)).param_groups
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    assert decaying["weight_decay"] == 0.5
+    assert others["weight_decay"] == 0.0
+    assert all(parameter.ndim > 1 and names[id(parameter)].endswith("weight") for parameter in decaying["params"])
+    assert all(parameter.ndim == 1 for parameter in others["params"])
+    assert len(decaying["params"]) + len(others["params"]) == len(names)
+    everything, nothing = build_optimizer(network, TrainPlan(steps=1, decay_parameters="all")).param_groups
+    assert len(everything["params"]) == len(names)
+    assert not nothing["params"]
+
+
+def one_update(plan: TrainPlan, weight: float, gradients: list[float]) -> float:
+    layer = torch.nn.Linear(1, 1, bias=False).double()
+    with torch.no_grad():
+        layer.weight.fill_(weight)
+    optimizer = build_optimizer(layer, plan)
+    for gradient in gradients:
+        layer.weight.grad = torch.full_like(layer.weight, gradient)
+        optimizer.step()
+    return layer.weight.item()
+
+
+def test_sgd_with_nesterov_and_l2_decay_equals_its_formula() -> None:
+    plan = TrainPlan(steps=1, learning_rate=0.1, momentum=0.9, weight_decay=0.01)
+    weight, velocity = 2.0, 0.0
+    for gradient in (1.0, -0.5, 0.3):
+        gradient += 0.01 * weight
+        velocity = 0.9 * velocity + gradient
+        weight -= 0.1 * (gradient + 0.9 * velocity)
+    assert math.isclose(one_update(plan, 2.0, [1.0, -0.5, 0.3]), weight, rel_tol=1e-12)
+
+
+def test_adam_with_decoupled_decay_shrinks_weights_by_rate_times_decay() -> None:
+    plan = TrainPlan(steps=1, optimizer="adam", decay_rule="decoupled", learning_rate=0.002, weight_decay=0.02)
+    expected = 2.0 * (1 - 0.002 * 0.02) - 0.002 * 1.0 / (1.0 + 1e-8)
+    assert math.isclose(one_update(plan, 2.0, [1.0]), expected, rel_tol=1e-9)
