@@ -88,7 +88,7 @@ TINY = {
 }
 
 
-def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2", **changes: Any):  # type: ignore[no-untyped-def]
+def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2", **changes: Any) -> Any:
     """A run of seconds: 20 steps of a four-filter network on `stripes`."""
     from crmatch.config import replace
     from crmatch.data.settings import parse_setting
@@ -96,3 +96,14 @@ def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2
 
     extra = {"method.rotation_images": 4} if method == "crmatch" else {}
     return replace(recipe(parse_setting(setting, data_dir), method, "quick"), **{**TINY, **extra, **changes})
+
+
+def training_of(spec: Any, data_dir: Path) -> Any:
+    """The run of `spec` at its beginning."""
+    from crmatch.data.sets import load_data
+    from crmatch.data.settings import parse_setting
+    from crmatch.experiment import Experiment
+    from crmatch.training.runtime import choose_runtime
+
+    data = load_data(parse_setting(spec.setting, data_dir).data, data_dir, spec.data.image_size)
+    return Experiment(spec, data, choose_runtime("cpu", spec.precision)).training()

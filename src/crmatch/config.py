@@ -141,10 +141,9 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
 def _validated(values: Mapping[str, Any]) -> RunSpec:
     try:
         return RunSpec.model_validate(values)
-    except CRMatchError:
-        raise
     except ValidationError as error:
-        raise RequestError(_explain(error)) from error
+        cause = error.errors()[0].get("ctx", {}).get("error")
+        raise cause if isinstance(cause, CRMatchError) else RequestError(_explain(error)) from error
 
 
 def _explain(error: ValidationError) -> str:

@@ -63,7 +63,7 @@ def load(path: str | Path) -> Model:
             classes=len(config["class_names"]),
         )
         weights = safetensors.torch.load((directory / MODEL_WEIGHTS).read_bytes())
-        network.to(next(iter(weights.values())).dtype)
+        network.to(weights["classifier.weight"].dtype)
         network.load_state_dict(weights)
         network.channels_last().eval()
         dtype = next(network.parameters()).dtype

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
 Operation = Callable[[Image.Image, float], Image.Image]
 AFFINE = Image.Transform.AFFINE
@@ -83,6 +83,27 @@ OPERATIONS: dict[str, Operation] = {
         for name, resampling in RESCALE_FILTERS.items()
     },
 }
+
+
+def rectangle(height: int, width: int, row: float, column: float, side: float) -> np.ndarray:
+    """What the PyTorch ports of FixMatch cover around a center: bool (height, width)."""
+    left, top = int(max(0, column - side / 2)), int(max(0, row - side / 2))
+    picture = Image.new("L", (width, height))
+    ImageDraw.Draw(picture).rectangle((left, top, min(width, left + side), min(height, top + side)), 255)
+    return np.asarray(picture) == 255
+
+
+def google(image: np.ndarray, operations: Iterable[tuple[str, float]]) -> np.ndarray:
+    """The same in google-research/fixmatch: on RGBA, so that what a warp uncovers is transparent and ends gray."""
+    picture = Image.fromarray(image).convert("RGBA")
+    for name, value in operations:
+        if name in ("autocontrast", "equalize", "posterize", "solarize"):
+            picture = OPERATIONS[name](picture.convert("RGB"), value).convert("RGBA")
+        else:
+            picture = OPERATIONS[name](picture, value)
+    result = np.array(picture)
+    result[result[..., 3] == 0] = 127
+    return result[..., :3]
 
 
 def weak(image: np.ndarray, top: int, left: int, mirrored: bool, padding: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import tiny_spec
+from conftest import tiny_spec, training_of
 from crmatch.data.sets import load_data
 from crmatch.data.settings import parse_setting
 from crmatch.errors import StoppedError
@@ -23,11 +23,6 @@ from crmatch.training.runtime import choose_runtime
 
 TIMING = {"seconds", "images_per_second", "steps_per_second"}
 EAGER = {"method.threshold": 0.4}  # so that all terms are active within 20 steps
-
-
-def training_of(spec: Any, data_dir: Path) -> Training:
-    data = load_data(parse_setting(spec.setting, data_dir).data, data_dir, spec.data.image_size)
-    return Experiment(spec, data, choose_runtime("cpu", spec.precision)).training()
 
 
 def untimed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

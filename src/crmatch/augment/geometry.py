@@ -10,7 +10,7 @@ one buffer with what lies left and right of them, and each output row is the win
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -46,31 +46,60 @@ def crop_and_mirror(
     Returns:
         uint8 (N, C, H, W), contiguous.
     """
-    count, channels, height, width = images.shape
-    offset, flips = left.numpy(force=True) - padding, mirrored.numpy(force=True)
-    rows = np.arange(height) + np.arange(-padding, padding + 1)[:, None]
-    if mode == "zero":
-        padded = functional.pad(images, (padding,) * 4)
-        lines = torch.cat((padded, padded.flip(3)), dim=3)
-        rows += padding
-        first = padding + np.where(flips, width + 2 * padding - offset, offset)
-    elif mode == "reflect" and padding < min(height, width):
-        # Each line is r[W-1] .. r[1] r[0] r[1] .. r[W-1] .. r[1] r[0], which holds every window of both directions.
-        lines = images.new_empty(count, channels, height, 3 * width - 2)
-        backward = images.flip(3)
-        lines[..., :width] = backward
-        lines[..., 2 * width - 2 :] = backward
-        lines[..., width - 1 : 2 * width - 1] = images
-        rows = (height - 1) - np.abs((height - 1) - np.abs(rows))
-        first = (width - 1) + np.where(flips, np.where(offset > 0, width - 1, 1 - width) - offset, offset)
-    else:
+    height, width = images.shape[2:]
+    if mode not in ("reflect", "zero") or (mode == "reflect" and padding >= min(height, width)):
         raise ValueError(
             f"cannot pad {height} x {width} pixels by {padding} with mode {mode!r}; "
             f"use mode 'zero', or 'reflect' with at most {min(height, width) - 1}"
         )
-    line_length = lines.shape[3]
-    starts = first[:, None] + (rows * line_length)[top.numpy(force=True)]
-    return _windows(lines, starts, channels, lines.shape[2] * line_length, width)
+    offsets = torch.stack((top, left)).numpy(force=True)
+    if offsets.size and (offsets.min() < 0 or offsets.max() > 2 * padding):
+        found = f"{offsets.min()} to {offsets.max()}"
+        raise ValueError(f"crops of images padded by {padding} begin at 0 to {2 * padding}, got {found}")
+    lay_out = _reflected_lines if mode == "reflect" else _framed_lines
+    lines, plain_first, mirrored_first, rows = lay_out(images.contiguous(), padding)
+    plane, line = lines.shape[2] * lines.shape[3], lines.shape[3]
+    first = np.where(mirrored.numpy(force=True), mirrored_first[offsets[1]], plain_first[offsets[1]])
+    return _windows(lines, first[:, None] + (rows * line)[offsets[0]], images.shape[1], plane, width)
+
+
+class _Lines(NamedTuple):
+    """Rows with all that a crop may show of what lies beside them.
+
+    Attributes:
+        lines: uint8 (N, C, rows, length).
+        plain_first: (2 * padding + 1,), where in its line the window of a crop begins, by the crop's left offset.
+        mirrored_first: (2 * padding + 1,), where its mirror image begins.
+        rows: (2 * padding + 1, H), the lines a crop shows, by its top offset.
+    """
+
+    lines: Tensor
+    plain_first: Integers
+    mirrored_first: Integers
+    rows: Integers
+
+
+def _reflected_lines(images: Tensor, padding: int) -> _Lines:
+    """Lines r[W-1] .. r[1] r[0] r[1] .. r[W-1] .. r[1] r[0], which hold every window of both directions."""
+    count, channels, height, width = images.shape
+    lines = images.new_empty(count, channels, height, 3 * width - 2)
+    backward = images.flip(3)
+    lines[..., :width] = backward
+    lines[..., 2 * width - 2 :] = backward
+    lines[..., width - 1 : 2 * width - 1] = images
+    offset = np.arange(-padding, padding + 1)
+    rows = np.arange(height) + offset[:, None]
+    rows = (height - 1) - np.abs((height - 1) - np.abs(rows))
+    return _Lines(lines, (width - 1) + offset, np.where(offset > 0, 2 * width - 2, 0) - offset, rows)
+
+
+def _framed_lines(images: Tensor, padding: int) -> _Lines:
+    """Lines of the images in a black frame, each followed by its mirror image."""
+    height, width = images.shape[2:]
+    framed = functional.pad(images, (padding,) * 4)
+    offset = np.arange(2 * padding + 1)
+    rows = np.arange(height) + offset[:, None]
+    return _Lines(torch.cat((framed, framed.flip(3)), dim=3), offset, width + 4 * padding - offset, rows)
 
 
 def inverse_matrices(angle: Floats, shear: Floats, move: Floats, scale: Floats, height: int, width: int) -> Floats:

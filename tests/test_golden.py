@@ -1,0 +1,44 @@
+"""Golden losses: a change that is meant to keep the computation keeps these; one that is not raises `NUMERICS`.
+
+`CRMATCH_UPDATE_GOLDEN=1 python -m pytest tests/test_golden.py` writes them anew.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_spec, training_of
+
+from crmatch.config import NUMERICS
+from crmatch.methods import METHODS
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+def losses(data_dir: Path, method: str, policy: str, precision: str, steps: int) -> list[float]:
+    spec = tiny_spec(data_dir, method, precision=precision, **{"augmentation.policy": policy})
+    if "threshold" in spec.method.model_dump():
+        spec = tiny_spec(
+            data_dir, method, precision=precision, **{"augmentation.policy": policy, "method.threshold": 0.4}
+        )
+    training = training_of(spec, data_dir)
+    return [training.take_step()[1].total.item() for _ in range(steps)]
+
+
+@pytest.mark.parametrize("policy", ["randaugment", "ctaugment"])
+@pytest.mark.parametrize("method", METHODS)
+def test_losses_stay_golden(stripes: Path, method: str, policy: str) -> None:
+    file = FOLDER / f"{method}-{policy}.txt"
+    actual = losses(stripes, method, policy, "fp64", 20)
+    if os.environ.get("CRMATCH_UPDATE_GOLDEN"):
+        lines = [f"numerics {NUMERICS}", *(f"{step} {loss:.12f}" for step, loss in enumerate(actual))]
+        file.write_text("\n".join(lines) + "\n")
+    first, *rows = file.read_text().splitlines()
+    assert first == f"numerics {NUMERICS}"
+    expected = [float(row.split()[1]) for row in rows]
+    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=0, atol=1e-8)
+    single = losses(stripes, method, policy, "fp32", 3)
+    torch.testing.assert_close(torch.tensor(single), torch.tensor(expected[:3]), rtol=0, atol=1e-4)
