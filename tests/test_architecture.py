@@ -19,7 +19,8 @@ ORDER = (
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (
     "crmatch", "crmatch.cli", "crmatch.config", "crmatch.recipes", "crmatch.results", "crmatch.methods", "crmatch.display",
-    "crmatch.data.settings", "crmatch.data.packed", "crmatch.networks.config", "crmatch.training.plan", "crmatch.augment.variants",
+    "crmatch.data.settings", "crmatch.data.packed", "crmatch.networks.config", "crmatch.training.plan",
+    "crmatch.augment.variants",
 )  # fmt: skip
 
 

@@ -57,11 +57,12 @@ TABLE: list[tuple[str, str, str, dict[str, Any]]] = [
         "augmentation.variant": "paper", "method.ties": "exclude", "data.unlabeled": "remaining", "plan.steps": 1000,
         "network.filters": 16, "network.repeat": 1, "plan.labeled_batch_size": 16, "plan.unlabeled_batch_size": 112,
         "method.rotation_source": "unlabeled", "method.rotation_images": 16, "network.norm_momentum": 0.1,
-        "plan.ema_decay": 0.99, "plan.ema_warmup": True, "data.image_size": 16, "headline": "last", "augmentation.mirror": False,
+        "plan.ema_decay": 0.99, "plan.ema_warmup": True, "data.image_size": 16, "headline": "last",
+        "augmentation.mirror": False,
     }),
     ("cifar10@4", "fixmatch", "quick", {
-        "plan.steps": 3000, "network.filters": 32, "plan.ema_decay": 0.998, "data.image_size": 16, "data.unlabeled": "remaining",
-        "augmentation.variant": "paper", "method.ties": "exclude",
+        "plan.steps": 3000, "network.filters": 32, "plan.ema_decay": 0.998, "data.image_size": 16,
+        "data.unlabeled": "remaining", "augmentation.variant": "paper", "method.ties": "exclude",
     }),
     ("stl10@100", "crmatch", "quick", {"data.image_size": 32}),
 ]  # fmt: skip

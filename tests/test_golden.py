@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_spec, training_of
 
+from conftest import tiny_spec, training_of
 from crmatch.config import NUMERICS
 from crmatch.methods import METHODS
 
@@ -21,9 +21,7 @@ FOLDER = Path(__file__).parent / "golden"
 def losses(data_dir: Path, method: str, policy: str, precision: str, steps: int) -> list[float]:
     spec = tiny_spec(data_dir, method, precision=precision, **{"augmentation.policy": policy})
     if "threshold" in spec.method.model_dump():
-        spec = tiny_spec(
-            data_dir, method, precision=precision, **{"augmentation.policy": policy, "method.threshold": 0.4}
-        )
+        spec = tiny_spec(data_dir, method, precision=precision, **{"augmentation.policy": policy, "method.threshold": 0.4})
     training = training_of(spec, data_dir)
     return [training.take_step()[1].total.item() for _ in range(steps)]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_spec, training_of
 
+from conftest import tiny_spec, training_of
 from crmatch.augment.batch import BatchMaker
 from crmatch.augment.normalize import Normalizer
 from crmatch.augment.views import View

@@ -52,7 +52,7 @@ def test_damage_is_noticed_and_the_one_before_is_used(tmp_path: Path, damage: st
     assert loaded is not None
     assert loaded.step == 5
     spoil(oldest)
-    with pytest.raises(ResumeError, match="all checkpoints .* are damaged"):
+    with pytest.raises(ResumeError, match=r"all checkpoints .* are damaged"):
         load_checkpoint(tmp_path)
 
 

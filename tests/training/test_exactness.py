@@ -9,17 +9,14 @@ import pytest
 import torch
 
 from conftest import tiny_spec, training_of
-from crmatch.data.sets import load_data
 from crmatch.data.settings import parse_setting
 from crmatch.errors import StoppedError
-from crmatch.experiment import Experiment, run
+from crmatch.experiment import run
 from crmatch.methods import METHODS
 from crmatch.methods.base import Step
 from crmatch.randomness import generator
 from crmatch.results import run_directory
 from crmatch.training.checkpoint import checkpoint_files, load_checkpoint
-from crmatch.training.loop import Training
-from crmatch.training.runtime import choose_runtime
 
 TIMING = {"seconds", "images_per_second", "steps_per_second"}
 EAGER = {"method.threshold": 0.4}  # so that all terms are active within 20 steps

@@ -78,8 +78,8 @@ _SPANS = {
     )
     for family in FAMILIES
 }
-# So many bytes of images are worked on at a time, because the intermediate results should stay in the cache.
-_CHUNK_BYTES = 1 << 21
+# So many bytes of images are worked on at a time; this bounds the memory of intermediate results (about 20 times as many).
+_CHUNK_BYTES = 1 << 24
 
 
 def apply_operation(name: str, images: Tensor, values: Tensor) -> Tensor:

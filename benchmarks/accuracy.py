@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Accuracy on one setting: methods x splits, as a table with mean, deviation, n and seconds.
+
+    python benchmarks/accuracy.py digits@4 --methods crmatch,fixmatch,supervised --splits 1-5 --name digits
+
+Trains what is missing (finished runs are reused), keeps every record under docs/results/records/, and writes the table to
+docs/results/<name>.md. With --from-records nothing is trained: the table is made anew from the committed records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from crmatch.config import replace
+from crmatch.data.settings import parse_setting
+from crmatch.recipes import recipe
+from crmatch.results import RunRecord, run_directory
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+
+
+def record_path(record: RunRecord, method: str) -> Path:
+    spec = record.spec
+    return RESULTS / "records" / spec.setting / f"{method}-{spec.recipe}-split{spec.split}-seed{spec.seed}.json"
+
+
+def train(setting: str, methods: list[str], splits: list[int], out: Path, data_dir: Path | None) -> None:
+    from crmatch.experiment import run
+
+    parsed = parse_setting(setting, data_dir)
+    for split in splits:
+        for method in methods:
+            name, _, policy = method.partition("+")
+            spec = replace(recipe(parsed, name, "quick"), split=split)
+            if policy:
+                spec = replace(spec, **{"augmentation.policy": policy})
+            record = run(spec, out, data_dir=data_dir)
+            path = record_path(record, method)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(record.model_dump(mode="json")) + "\n")
+            print(
+                f"{method} split {split}: {record.error} % in {record.seconds:.0f} s ({run_directory(out, spec, parsed).path})"
+            )
+
+
+def read(setting: str, methods: list[str], splits: list[int]) -> dict[str, list[RunRecord]]:
+    records: dict[str, list[RunRecord]] = {}
+    for method in methods:
+        files = [RESULTS / "records" / setting / f"{method}-quick-split{split}-seed0.json" for split in splits]
+        records[method] = [RunRecord.model_validate_json(file.read_text()) for file in files if file.exists()]
+    return records
+
+
+def table(records: dict[str, list[RunRecord]]) -> str:
+    lines = [
+        "| method | test error %, EMA (mean ± std) | raw weights | n splits | by split | mean s | numerics |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for method, runs in records.items():
+        ema = [run.ema.last for run in runs if run.ema]
+        raw = [run.raw.last for run in runs if run.raw]
+        deviation = f" ± {statistics.stdev(ema):.2f}" if len(ema) > 1 else ""
+        lines.append(
+            f"| `{method}` | {statistics.mean(ema):.2f}{deviation} | {statistics.mean(raw):.2f} | {len(ema)} | "
+            f"{', '.join(f'{error:.2f}' for error in ema)} | {statistics.mean(run.seconds for run in runs):.0f} | "
+            f"{', '.join(sorted({str(run.numerics) for run in runs}))} |"
+        )
+    return "\n".join(lines)
+
+
+def page(setting: str, records: dict[str, list[RunRecord]], command: str) -> str:
+    one = next(runs[0] for runs in records.values() if runs)
+    versions = ", ".join(f"{name} {version}" for name, version in one.machine["versions"].items())
+    return f"""## {setting}, recipe quick
+
+{one.labeled_images} labeled, {one.unlabeled_images:,} unlabeled, {one.test_images:,} test images; {one.steps:,} steps at
+{one.spec.data.image_size}x{one.spec.data.image_size}; error of the final model, seed 0. Deviation over splits with n - 1.
+
+{table(records)}
+
+Made by `{command}` on {one.machine["threads"]} threads ({versions}); the records are in `docs/results/records/{setting}/`.
+Seconds are of a shared, noisy machine.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="+")
+    parser.add_argument("--methods", default="crmatch,fixmatch,supervised", help="names; fixmatch+ctaugment changes the policy")
+    parser.add_argument("--splits", default="1-5")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--from-records", action="store_true")
+    options = parser.parse_args()
+    first, _, last = options.splits.partition("-")
+    splits = list(range(int(first), int(last or first) + 1))
+    methods = options.methods.split(",")
+    sections = []
+    for setting in options.settings:
+        if not options.from_records:
+            train(setting, methods, splits, options.out, options.data_dir)
+        arguments = f"--methods {options.methods} --splits {options.splits} --name {options.name}"
+        command = f"python benchmarks/accuracy.py {setting} {arguments}"
+        sections.append(page(setting, read(setting, methods, splits), command))
+    text = f"# Results: {options.name}\n\n" + "\n".join(sections)
+    (RESULTS / f"{options.name}.md").write_text(text)
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
