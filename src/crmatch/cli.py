@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-show = typer.Typer(help="Show what there is: methods, settings, configurations.", no_args_is_help=True)
+show = typer.Typer(help="Show what there is: methods, settings, configurations, augmentations.", no_args_is_help=True)
 app.add_typer(show, name="show")
 
 SettingArgument = Annotated[str, typer.Argument(metavar="SETTING", help="DATASET@LABELS_PER_CLASS, e.g. digits@4, cifar10@25.")]
@@ -156,6 +156,42 @@ def show_settings(data_dir: DataDirOption = None, json_: JsonOption = False) -> 
             }
         )
     _print_rows(rows, json_, print_table)
+
+
+@show.command("augmentations")
+def show_augmentations(
+    image: Annotated[Path | None, typer.Option("--image", help="Show this picture instead of a data set's.")] = None,
+    setting: Annotated[str, typer.Option("--setting", help="Take images and mirroring of this setting.")] = "digits@4",
+    out: Annotated[Path, typer.Option("--out", help="Where to write the picture.")] = Path("gallery.png"),
+    table: Annotated[bool, typer.Option("--table", help="Print the table of transformations instead.")] = False,
+    variant: Annotated[str, typer.Option("--variant", help="Which RandAugment.")] = "paper",
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Draw every operation over its range, 60 strong and 60 weak views, and weak above strong."""
+    from crmatch.augment.variants import VARIANTS
+    from crmatch.errors import unknown
+
+    if variant not in VARIANTS:
+        raise unknown("variant", variant, VARIANTS)
+    from crmatch.data.settings import parse_setting
+    from crmatch.display import print_table
+    from crmatch.report import gallery
+
+    if table:
+        _print_rows(gallery.transformation_table(variant), json_, print_table)
+        return
+    chosen = parse_setting(setting, data_dir)
+    if image is None:
+        from crmatch.data.sets import load_data
+
+        train = load_data(chosen.data, data_dir, chosen.image_size).train
+        first = [int((train.labels == label).nonzero()[0, 0]) for label in range(min(train.classes, gallery.COLUMNS))]
+        subject = gallery.Subject(train.images[first], chosen.defaults.mirror, chosen.data)
+    else:
+        subject = gallery.Subject(gallery.read_picture(image), True, image.name)
+    gallery.draw_gallery(subject, out, variant)
+    typer.echo(json.dumps({"picture": str(out)}) if json_ else f"The pictures are in {out}")
 
 
 @show.command("config")

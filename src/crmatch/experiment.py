@@ -158,11 +158,12 @@ def run(
         progress: who watches.
         stop: asked before every step; True saves and raises `StoppedError`.
     """
-    directory = run_directory(Path(out), spec, parse_setting(spec.setting, data_dir))
+    setting = parse_setting(spec.setting, data_dir)
+    directory = run_directory(Path(out), spec, setting)
     if (finished := _finished(directory, spec, resume)) is not None:
         return finished
     runtime = choose_runtime(device, spec.precision)
-    data = load_data(parse_setting(spec.setting, data_dir).data, data_dir, spec.data.image_size)
+    data = load_data(setting.data, data_dir, spec.data.image_size)
     experiment = Experiment(spec, data, runtime)
     with _locked(directory):
         if (finished := _finished(directory, spec, resume)) is not None:
@@ -333,7 +334,7 @@ def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> 
         seconds=round(training.seconds, 3),
         machine=describe_machine(experiment.runtime),
         final=lines[-1],
-        policy={name: value.tolist() for name, value in policy.state().items()} if isinstance(policy, LearningPolicy) else None,
+        policy=policy.rates() if isinstance(policy, LearningPolicy) else None,
     )
 
 

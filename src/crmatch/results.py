@@ -63,8 +63,8 @@ class RunRecord(Frozen):
     machine: dict[str, Any]
     final: dict[str, Any]
     """The last line of the curves."""
-    policy: dict[str, Any] | None = None
-    """What a learning policy learned."""
+    policy: dict[str, list[list[float]]] | None = None
+    """What a learning policy learned: operation -> the rates of each parameter's bins."""
 
     @property
     def error(self) -> float | None:

@@ -146,8 +146,6 @@ def _hsv_to_rgb(hues: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     rising = (value * (1.0 - strength.double() * (1.0 - fraction.double()))).add_(0.5).floor_()
     choices = torch.stack((value, rising, falling, low)).to(torch.uint8)
     # Row s: which of (value, rising, falling, low) red, green and blue take in sector s of the color circle.
-    roles = torch.tensor(
-        [[0, 1, 3], [2, 0, 3], [3, 0, 1], [3, 2, 0], [1, 3, 0], [0, 3, 2]], dtype=torch.int64, device=hues.device
-    )
-    chosen = roles[sector.long() % 6].movedim(-1, 0)
+    roles = np.array([[0, 1, 3], [2, 0, 3], [3, 0, 1], [3, 2, 0], [1, 3, 0], [0, 3, 2]])
+    chosen = to_device(roles, hues.device)[sector.long() % 6].movedim(-1, 0)
     return choices.gather(0, chosen).transpose(0, 1).contiguous()

@@ -75,7 +75,7 @@ def cut_out_(images: Tensor, boxes: Tensor, color: tuple[int, int, int] = GRAY) 
     outside = outside.view(count, 1, height, width)
     images.bitwise_and_(outside)
     levels = color if channels == 3 and len(set(color)) > 1 else (_luma(color),)
-    fill = torch.tensor(levels, dtype=torch.uint8, device=images.device)[:, None, None]
+    fill = to_device(np.array(levels, dtype=np.uint8)[:, None, None], images.device)
     return images.bitwise_or_(outside.bitwise_not_() & fill)
 
 

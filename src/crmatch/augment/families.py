@@ -1,7 +1,8 @@
 """Families of operations: what can be done to many images in one pass, each with its own operation and value.
 
 A family function receives its images uint8 (N, C, H, W), contiguous and sorted by operation, the groups of equal
-operation, and the values (N,), and returns uint8 (N, C, H, W). It may return its input, but never changes it.
+operation, and the values (N,), and returns uint8 (N, C, H, W). It never changes its input. The operation `identity` is
+of no family.
 """
 
 from __future__ import annotations
@@ -27,10 +28,6 @@ class Group(NamedTuple):
     where: slice
 
 
-def _identity(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
-    return images
-
-
 def _warp(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
     """Everything affine: one gather with a matrix per image."""
     height, width = images.shape[2:]
@@ -44,25 +41,24 @@ def _warp(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
 
 
 def _slide(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
-    """Affine operations that move whole rows: Pillow's positions of the rows' first pixels decide."""
+    """Affine operations that move whole rows: Pillow's position of a row's first pixel decides."""
     height, width = images.shape[2:]
     row = np.arange(height)
-    shifts = np.zeros((len(values), height), dtype=np.int64)
-    rows = np.broadcast_to(row, shifts.shape).copy()
+    starts = np.empty((len(values), height), dtype=np.int64)
     for name, where in groups:
+        value = values[where, None]
         if name == "shear_x":
-            shear = values[where, None]
-            shifts[where] = geometry.fixed(0.5 + shear * 0.5) + geometry.fixed(shear) * row >> 16
+            shifts = geometry.fixed(0.5 + value * 0.5) + geometry.fixed(value) * row >> 16
+            starts[where] = geometry.row_starts(row, shifts, height, width)
             continue
-        starts = values[where, None] * (width if name == "translate_x" else height) + 0.5
-        whole = np.floor(starts)
-        if np.any((starts != whole) & (np.abs(starts - np.rint(starts)) < 1e-9)):
+        position = value * (width if name == "translate_x" else height) + 0.5
+        whole = np.floor(position)
+        if np.any((position != whole) & (np.abs(position - np.rint(position)) < 1e-9)):
             return _warp(images, groups, values)  # so near to an integer, Pillow's sum of ones may jump over it
-        if name == "translate_x":
-            shifts[where] = whole
-        else:
-            rows[where] += whole.astype(np.int64)
-    return geometry.slide(images, shifts, rows)
+        move = whole.astype(np.int64)
+        rows, shifts = (row, move) if name == "translate_x" else (row + move, np.zeros_like(move))
+        starts[where] = geometry.row_starts(rows, shifts, height, width)
+    return geometry.slide(images, starts)
 
 
 def _autocontrast(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
@@ -98,12 +94,11 @@ def _blend(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
             color.enhance_(part, color.luma(part), factors)
         elif name == "sharpness":
             color.enhance_(part, filters.smooth(images[where]), factors)
-        elif name == "smooth":
-            color.mix_(part, filters.smooth(images[where]), factors)
-        elif name == "blur":
-            color.mix_(part, filters.blur(images[where]), factors)
-        else:
+        elif name == "invert_blend":
             color.mix_(part, 255 - part, factors)
+        else:
+            filtered = filters.smooth(images[where]) if name == "smooth" else filters.blur(images[where])
+            color.mix_(part, filtered, factors)
     return color.to_bytes(pixels)
 
 
@@ -142,7 +137,6 @@ def _column(values: Floats, images: Tensor) -> Tensor:
 
 
 FAMILIES: dict[str, Callable[[Tensor, Sequence[Group], Floats], Tensor]] = {
-    "identity": _identity,
     "warp": _warp,
     "slide": _slide,
     "autocontrast": _autocontrast,

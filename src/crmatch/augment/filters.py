@@ -56,7 +56,10 @@ def _rounded_mean(total: Tensor, weight: int, images: Tensor, border: int) -> Te
     filtered = torch.empty_like(images, dtype=torch.float32)
     margin = border * (images.shape[3] + 1)
     torch.floor(total.to(torch.float32).mul_(1 / weight).add_(0.5), out=filtered.view(-1)[margin:-margin])
-    for edge in (slice(None, border), slice(-border, None)):
-        filtered[:, :, edge] = images[:, :, edge]
-        filtered[..., edge] = images[..., edge]
+    height, width = images.shape[2:]
+    for depth in range(border):
+        rows = slice(depth, None, height - 1 - 2 * depth)  # the row at this depth from the top, and from the bottom
+        columns = slice(depth, None, width - 1 - 2 * depth)
+        filtered[:, :, rows] = images[:, :, rows]
+        filtered[..., columns] = images[..., columns]
     return filtered

@@ -148,17 +148,19 @@ def warp(images: Tensor, matrices: Floats) -> Tensor:
     """
     count, channels, height, width = images.shape
     a, b, c, d, e, f = matrices[:, :, None]
+    fixed_a, fixed_b, fixed_c, fixed_d, fixed_e, fixed_f = fixed(
+        np.stack((a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5))
+    )
     x, y = np.arange(width, dtype=np.int32), np.arange(height, dtype=np.int32)
-    columns = fixed(c + a * 0.5 + b * 0.5) + fixed(a) * x
-    rows = fixed(f + d * 0.5 + e * 0.5) + fixed(e) * y
+    columns, rows = fixed_c + fixed_a * x, fixed_f + fixed_e * y
     upright = ((b == 0) & (d == 0))[:, 0]
     if upright.any():  # without shear and rotation Pillow adds up coordinates in float64
         columns[upright] = _summed(a[upright], c[upright], width)
         rows[upright] = _summed(e[upright], f[upright], height)
     # The images get a black frame; everything outside is read there.
     device = images.device
-    source = to_device((columns + _ONE)[:, None, :], device) + to_device((fixed(b) * y)[:, :, None], device)
-    source_rows = to_device((rows + _ONE)[:, :, None], device) + to_device((fixed(d) * x)[:, None, :], device)
+    source = to_device((columns + _ONE)[:, None, :], device) + to_device((fixed_b * y)[:, :, None], device)
+    source_rows = to_device((rows + _ONE)[:, :, None], device) + to_device((fixed_d * x)[:, None, :], device)
     source.bitwise_right_shift_(16).clamp_(0, width + 1)
     source.add_(source_rows.bitwise_right_shift_(16).clamp_(0, height + 1), alpha=width + 2)
     framed = functional.pad(images, (1, 1, 1, 1)).view(count, channels, -1)
@@ -166,13 +168,12 @@ def warp(images: Tensor, matrices: Floats) -> Tensor:
     return framed.gather(2, positions).view(images.shape)
 
 
-def slide(images: Tensor, shifts: Integers, rows: Integers) -> Tensor:
-    """Move rows: output row y shows input row rows[y] from column shifts[y] on, and black where that lies outside.
+def slide(images: Tensor, starts: Integers) -> Tensor:
+    """Move rows: output row y is the window that begins at `starts[y]`, as `row_starts` gives it.
 
     Args:
         images: uint8 (N, C, H, W), contiguous.
-        shifts: (N, H).
-        rows: (N, H).
+        starts: (N, H).
 
     Returns:
         uint8 (N, C, H, W), contiguous.
@@ -182,13 +183,20 @@ def slide(images: Tensor, shifts: Integers, rows: Integers) -> Tensor:
     lines = images.new_zeros((count * channels * (height + 1) + 1) * 2 * width + width)
     planes = lines[2 * width : -width].view(count * channels, height + 1, 2 * width)
     planes[:, :-1, width:] = images.view(count * channels, height, width)
-    starts = (np.clip(rows, -1, height) + 1) * (2 * width) + (np.clip(shifts, -width, width) + width)
     return _windows(lines, starts, channels, (height + 1) * 2 * width, width)
+
+
+def row_starts(rows: Integers, shifts: Integers, height: int, width: int) -> Integers:
+    """Where to begin in the buffer of `slide` to show the given rows from the columns `shifts` on, black outside."""
+    rows = np.minimum(np.maximum(rows, -1), height)
+    shifts = np.minimum(np.maximum(shifts, -width), width)
+    return (rows + 1) * (2 * width) + (shifts + width)
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """A tensor of the array's numbers; on a GPU the copy does not wait for it."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 def _windows(lines: Tensor, starts: Integers, channels: int, plane: int, width: int) -> Tensor:

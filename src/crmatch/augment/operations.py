@@ -6,6 +6,7 @@ Images are uint8 (N, C, H, W) with C of 1 or 3, and results equal Pillow's to th
 from __future__ import annotations
 
 import difflib
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ class Operation(NamedTuple):
     """One operation.
 
     Attributes:
-        family: operations of a family are applied together.
+        family: operations of a family are applied together; empty for the identity.
         low: smallest value.
         high: largest value.
         signed: whether the sign of the value is a direction.
@@ -39,7 +40,7 @@ class Operation(NamedTuple):
 
 _RESCALED = "Crops a share off each side and resizes back with the {} filter."
 OPERATIONS: dict[str, Operation] = {
-    "identity": Operation("identity", 0, 0, False, "", "Returns the original image."),
+    "identity": Operation("", 0, 0, False, "", "Returns the original image."),
     "rotate": Operation("warp", -360, 360, True, "degrees", "Rotates the image counterclockwise."),
     "shear_y": Operation("warp", -1, 1, True, "rows per column", "Shears the image along the vertical axis."),
     "scale": Operation("warp", 0.1, 10, False, "factor", "Enlarges or shrinks the image around its center."),
@@ -70,6 +71,7 @@ OPERATIONS: dict[str, Operation] = {
     "cutout": Operation("cutout", 0, 1, False, "fraction of the side", "Covers a gray square in the middle."),
 }
 OPERATION_NAMES = tuple(OPERATIONS)
+_ALL_POSITIONS = np.arange(len(OPERATION_NAMES) + 1)
 # Position of each family's first operation in OPERATION_NAMES, and of its last + 1; the table keeps families together.
 _SPANS = {
     family: (
@@ -158,16 +160,18 @@ def _apply_chunk(images: Tensor, kinds: NDArray[np.int64], values: Floats) -> Te
 
 def _apply_sorted_(images: Tensor, kinds: NDArray[np.int64], values: Floats) -> None:
     """One step in place, for images that are sorted by operation."""
-    edges = np.searchsorted(kinds, np.arange(len(OPERATION_NAMES) + 1)).tolist()
+    edges = np.searchsorted(kinds, _ALL_POSITIONS).tolist()
     for family, (first, last) in _SPANS.items():
         start, end = edges[first], edges[last]
-        if end > start:
+        if start < end:
+            part = images[start:end]
+            bounds = [edge - start for edge in edges[first : last + 1]]
             groups = [
-                Group(OPERATION_NAMES[kind], slice(edges[kind] - start, edges[kind + 1] - start))
-                for kind in range(first, last)
-                if edges[kind + 1] > edges[kind]
+                Group(name, slice(*bound))
+                for name, bound in zip(OPERATION_NAMES[first:last], pairwise(bounds), strict=True)
+                if bound[0] < bound[1]
             ]
-            images[start:end] = FAMILIES[family](images[start:end], groups, values[start:end])
+            part.copy_(FAMILIES[family](part, groups, values[start:end]))
 
 
 def check_draws(operations: Tensor, images: Tensor) -> None:

@@ -28,6 +28,9 @@ class LearningPolicy(Policy, Protocol):
     def learn(self, draws: Any, proximity: Tensor) -> None:
         """Update from probe draws and how close each prediction came to its label, float (N,) in 0..1."""
 
+    def rates(self) -> dict[str, list[list[float]]]:
+        """What was learned in words a record can hold: operation -> one list of rates per parameter."""
+
     def state(self) -> dict[str, Tensor]:
         """What was learned, for checkpoints."""
 

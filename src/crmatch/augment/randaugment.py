@@ -16,7 +16,7 @@ _IDENTITY = OPERATION_NAMES.index("identity")
 _POOL = torch.tensor([OPERATION_NAMES.index(name) for name in RANDAUGMENT_OPERATIONS])
 _SIGNED = torch.tensor([OPERATIONS[name].signed for name in RANDAUGMENT_OPERATIONS])
 _WARPS = torch.tensor([operation.family in ("warp", "slide") for operation in OPERATIONS.values()])
-_KEEP_ALPHA = torch.tensor([operation.family in ("warp", "slide", "identity", "blend") for operation in OPERATIONS.values()])
+_KEEP_ALPHA = torch.tensor([operation.family in ("", "warp", "slide", "blend") for operation in OPERATIONS.values()])
 
 
 class Draws(NamedTuple):

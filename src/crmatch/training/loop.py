@@ -107,7 +107,7 @@ class Training:
         loss = self.method.loss(batch, self.models, step)
         total = loss.total
         if self.runtime.host_sync_is_free and not math.isfinite(total.item()):
-            raise DivergedError(self._divergence(loss))
+            raise DivergedError(self.divergence(loss))
         torch.autograd.backward(total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -174,7 +174,8 @@ class Training:
 
         self.method.refresh(Refresh(self.models, step, self.batches.pool_labels(), features))
 
-    def _divergence(self, loss: LossTerms) -> str:
+    def divergence(self, loss: LossTerms) -> str:
+        """What to say when the loss is not finite."""
         terms = ", ".join(f"{name} = {term.item():g}" for name, term in loss.terms.items())
         return (
             f"the loss is not finite at step {self.step}: {terms}.\n"
@@ -202,7 +203,7 @@ def train(training: Training, observers: Observers) -> bool:
         if evaluates or step % plan.log_every == 0:
             line: Curves = {"step": step, "learning_rate": rate, **training.meter.means()}
             if not math.isfinite(line["loss/total"]):
-                raise DivergedError(training._divergence(loss))
+                raise DivergedError(training.divergence(loss))
             now = time.perf_counter()
             line["images_per_second"] = (training.images - logged_images) / (now - logged_at)
             if evaluates:

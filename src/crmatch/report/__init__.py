@@ -1,0 +1,1 @@
+"""Reports: pictures, tables and pages made from records, models and data."""

@@ -1,0 +1,166 @@
+"""Pictures of augmentation, as in the paper's appendix and in the right half of its Figure 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from torch import Tensor
+
+from crmatch.augment.geometry import crop_and_mirror
+from crmatch.augment.operations import OPERATIONS, apply_operation
+from crmatch.augment.randaugment import RandAugment
+from crmatch.augment.variants import RANDAUGMENT_OPERATIONS, VARIANTS, Magnitude
+from crmatch.data.images import resize
+from crmatch.errors import DataError
+from crmatch.randomness import generator
+
+EXAMPLES = 60
+COLUMNS = 10
+TILE = 64
+MARGIN = 8
+INK, PAPER = (32, 32, 32), (255, 255, 255)
+
+
+class Subject(NamedTuple):
+    """What to augment.
+
+    Attributes:
+        images: uint8 (N, C, H, W), square; the first one is shown in every figure.
+        mirror: whether the weak view may mirror.
+        name: where the images come from.
+    """
+
+    images: Tensor
+    mirror: bool
+    name: str
+
+
+def read_picture(path: Path, size: int = 96) -> Tensor:
+    """One picture file as uint8 (1, 3, size, size), turned upright, its center cropped."""
+    try:
+        with Image.open(path) as picture:
+            pixels = np.array(ImageOps.exif_transpose(picture).convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be read as a picture: {str(error).splitlines()[0]}") from error
+    return resize(torch.from_numpy(pixels).permute(2, 0, 1)[None], size)
+
+
+def transformation_table(variant: str = "paper") -> list[dict[str, str]]:
+    """The paper's table of transformations: name, description, parameter, range."""
+    rows = []
+    for name in RANDAUGMENT_OPERATIONS:
+        magnitude = VARIANTS[variant].magnitudes.get(name)
+        operation = OPERATIONS[name]
+        low, high = _ends(magnitude, variant) if magnitude else (0.0, 0.0)
+        rows.append(
+            {
+                "transformation": name,
+                "description": operation.description,
+                "parameter": operation.unit if magnitude else "",
+                "range": f"[{low:g}, {high:g}]" if magnitude else "",
+            }
+        )
+    return rows
+
+
+def draw_gallery(subject: Subject, out: Path, variant: str = "paper", seed: int = 0) -> None:
+    """All figures, one below the other, as a PNG."""
+    figures = [
+        ("Every operation over its range", operations_figure(subject, variant)),
+        (f"{EXAMPLES} strong views of one image", examples_figure(subject, variant, seed, strong=True)),
+        (f"{EXAMPLES} weak views of one image", examples_figure(subject, variant, seed, strong=False)),
+        ("Weak views above strong views", pairs_figure(subject, variant, seed)),
+    ]
+    heading = ImageFont.load_default(20)
+    width = max(figure.width for _, figure in figures) + 2 * MARGIN
+    height = sum(figure.height + 44 for _, figure in figures) + MARGIN
+    page = Image.new("RGB", (width, height), PAPER)
+    pen, top = ImageDraw.Draw(page), MARGIN
+    for title, figure in figures:
+        pen.text((MARGIN, top), f"{title} ({subject.name}, variant {variant})", INK, heading)
+        page.paste(figure, (MARGIN, top + 32))
+        top += figure.height + 44
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        page.save(out, "PNG")
+    except OSError as error:
+        raise DataError(f"cannot write {out}: {error.strerror}.\nChoose another --out.") from error
+
+
+def operations_figure(subject: Subject, variant: str) -> Image.Image:
+    """One row per operation, values rising from left to right, the original first."""
+    label, caption = ImageFont.load_default(14), ImageFont.load_default(11)
+    left, row_height = 110, TILE + 18
+    figure = Image.new("RGB", (left + (COLUMNS + 1) * (TILE + 4), len(RANDAUGMENT_OPERATIONS) * row_height), PAPER)
+    pen = ImageDraw.Draw(figure)
+    original = subject.images[:1]
+    for row, name in enumerate(RANDAUGMENT_OPERATIONS):
+        magnitude = VARIANTS[variant].magnitudes.get(name)
+        low, high = _ends(magnitude, variant) if magnitude else (0.0, 0.0)
+        values = torch.linspace(low, high, COLUMNS if magnitude else 1, dtype=torch.float64)
+        if name == "posterize":
+            values = torch.arange(round(low), round(high) + 1, dtype=torch.float64)
+        shown = apply_operation(name, original.expand(len(values), -1, -1, -1), values)
+        pen.text((0, row * row_height + TILE // 2 - 8), name, INK, label)
+        captions = ["original", *(f"{value:.3g}" if magnitude else "" for value in values.tolist())]
+        for column, (image, text) in enumerate(zip(torch.cat([original, shown]), captions, strict=True)):
+            place = (left + column * (TILE + 4), row * row_height)
+            figure.paste(_tile(image), place)
+            pen.text((place[0] + 2, place[1] + TILE), text, INK, caption)
+    return figure
+
+
+def examples_figure(subject: Subject, variant: str, seed: int, strong: bool) -> Image.Image:
+    """Many augmented versions of the first image."""
+    views = _views(subject.images[:1].expand(EXAMPLES, -1, -1, -1), subject.mirror, variant, seed, strong)
+    return _grid(views, COLUMNS)
+
+
+def pairs_figure(subject: Subject, variant: str, seed: int) -> Image.Image:
+    """Several images: their weak views above their strong views."""
+    images = subject.images[:COLUMNS]
+    weak, strong = (_views(images, subject.mirror, variant, seed, kind) for kind in (False, True))
+    return _grid(torch.cat([weak, strong]), len(images))
+
+
+def _views(images: Tensor, mirror: bool, variant: str, seed: int, strong: bool) -> Tensor:
+    randomness = generator(seed, "gallery/strong" if strong else "gallery/weak")
+    count, size = len(images), images.shape[3]
+    padding = size // 8
+    offsets = torch.randint(0, 2 * padding + 1, (2, count), generator=randomness)
+    mirrored = torch.rand(count, generator=randomness) < (0.5 if mirror else 0.0)
+    weak = crop_and_mirror(images, offsets[0], offsets[1], mirrored, padding)
+    if not strong:
+        return weak
+    policy = RandAugment(variant)
+    return policy.apply(weak, policy.draw(count, size, size, randomness))
+
+
+def _ends(magnitude: Magnitude, variant: str) -> tuple[float, float]:
+    """Smallest and largest value of an operation; one-sided ranges with a random sign are mirrored."""
+    whole = magnitude.rounding == "truncate" and VARIANTS[variant].strength == "uniform"
+    ends = sorted((magnitude.start, magnitude.start + magnitude.span - (1 if whole else 0)))
+    if VARIANTS[variant].strength == "level":
+        ends = sorted(magnitude.start + magnitude.span * strength for strength in (0.1, 0.9))
+    if VARIANTS[variant].signed and magnitude.start == 0:
+        ends = [-ends[1], ends[1]]
+    return ends[0], ends[1]
+
+
+def _tile(image: Tensor) -> Image.Image:
+    pixels = image.permute(1, 2, 0).numpy()
+    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else np.ascontiguousarray(pixels))
+    return picture.convert("RGB").resize((TILE, TILE), Image.Resampling.NEAREST)
+
+
+def _grid(images: Sequence[Tensor] | Tensor, columns: int) -> Image.Image:
+    rows = -(-len(images) // columns)
+    figure = Image.new("RGB", (columns * (TILE + 4), rows * (TILE + 4)), PAPER)
+    for index, image in enumerate(images):
+        figure.paste(_tile(image), (index % columns * (TILE + 4), index // columns * (TILE + 4)))
+    return figure
