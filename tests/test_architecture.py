@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
-    "errors", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training", "evaluation", "config",
-    "recipes", "results", "experiment", "inference", "report", "display", "cli",
+    "errors", "files", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training", "evaluation",
+    "config", "recipes", "results", "experiment", "inference", "report", "display", "cli",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -27,11 +25,12 @@ from crmatch.data.settings import parse_setting
 from crmatch.data.splits import Split, balanced_split
 from crmatch.errors import DataError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
+from crmatch.files import read_json, write_file, write_json
 from crmatch.methods.base import LossTerms, Models
 from crmatch.networks.build import build_network
 from crmatch.networks.outputs import Network
-from crmatch.results import Errors, RunDirectory, RunRecord, run_directory
-from crmatch.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_file
+from crmatch.results import CurveFile, Errors, RunDirectory, RunRecord, run_directory
+from crmatch.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from crmatch.training.loop import Curves, Observers, Training, train
 from crmatch.training.runtime import Runtime, choose_runtime, describe_machine
 
@@ -214,8 +213,8 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     description = experiment.split.describe(experiment.data.train)
     checkpoint = load_checkpoint(directory.checkpoints)
     if checkpoint is None:
-        _write_json(directory.split, {"setting": spec.setting, "split": spec.split, **description})
-        _write_json(directory.spec, spec.to_json())
+        write_json(directory.split, {"setting": spec.setting, "split": spec.split, **description})
+        write_json(directory.spec, spec.to_json())
     else:
         _check_continuation(checkpoint, directory, description["data_fingerprint"])
         training.restore(checkpoint)
@@ -253,39 +252,9 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
             )
     record = _record(experiment, training, curves.lines)
     write_file(directory.model, safetensors.torch.save(experiment.evaluated(training.models).deployed_state()))
-    _write_json(directory.model_config, _model_config(experiment, record))
-    _write_json(directory.record, record.model_dump(mode="json"))
+    write_json(directory.model_config, _model_config(experiment, record))
+    write_json(directory.record, record.model_dump(mode="json"))
     return record
-
-
-class CurveFile:
-    """`metrics.jsonl`: one line per log point; lines after the point of continuation are dropped."""
-
-    def __init__(self, directory: RunDirectory, step: int) -> None:
-        self.lines = [line for line in directory.read_metrics() if line["step"] <= step]
-        self._path = directory.metrics
-        write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
-
-    def __enter__(self) -> CurveFile:
-        self._file = open(self._path, "a", encoding="utf-8")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
-    def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line and hand it to the system."""
-        self.lines.append(dict(line))
-        try:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
-        except OSError as error:
-            reason = f"cannot write {self._path}: {error.strerror}"
-            raise DataError(f"{reason}.\nFree some space; the same command continues.") from error
-
-    def flush(self) -> None:
-        """Put all lines on the disk, before a checkpoint that relies on them."""
-        os.fsync(self._file.fileno())
 
 
 def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) -> None:
@@ -295,7 +264,7 @@ def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerp
             f"{directory.path} was begun with numerics {checkpoint.values['numerics']}; this version has {NUMERICS}.\n"
             "Finish it with the version that started it, or remove it."
         )
-    started = json.loads(directory.split.read_text(encoding="utf-8"))["data_fingerprint"]
+    started = read_json(directory.split)["data_fingerprint"]
     if started != fingerprint:
         raise DataError(
             f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now).\n"
@@ -355,7 +324,3 @@ def _model_config(experiment: Experiment, record: RunRecord) -> dict[str, Any]:
         "test_images": record.test_images,
         "crmatch_version": record.crmatch_version,
     }
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_file(path, (json.dumps(values, indent=1) + "\n").encode())

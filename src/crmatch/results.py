@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from crmatch.config import RunSpec, parse_spec
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError
+from crmatch.files import read_json, write_file
 from crmatch.frozen import Frozen
 from crmatch.recipes import variant
 
@@ -89,13 +91,13 @@ class RunDirectory:
 
     def read_spec(self) -> RunSpec | None:
         """The spec that was started here; None where nothing was."""
-        return parse_spec(_read_json(self.spec)) if self.spec.exists() else None
+        return parse_spec(read_json(self.spec)) if self.spec.exists() else None
 
     def read_record(self) -> RunRecord | None:
         """The record of a finished run; None where it is not finished."""
         if not self.record.exists():
             return None
-        values = _read_json(self.record)
+        values = read_json(self.record)
         try:
             return RunRecord.model_validate(values)
         except ValidationError as error:
@@ -106,18 +108,41 @@ class RunDirectory:
         return list(_lines(self.metrics)) if self.metrics.exists() else []
 
 
+class CurveFile:
+    """`metrics.jsonl`: one line per log point; lines after the point of continuation are dropped."""
+
+    def __init__(self, directory: RunDirectory, step: int) -> None:
+        self.lines = [line for line in directory.read_metrics() if line["step"] <= step]
+        self._path = directory.metrics
+        write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
+
+    def __enter__(self) -> CurveFile:
+        self._file = open(self._path, "a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a line and hand it to the system."""
+        self.lines.append(dict(line))
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            reason = f"cannot write {self._path}: {error.strerror}"
+            raise DataError(f"{reason}.\nFree some space; the same command continues.") from error
+
+    def flush(self) -> None:
+        """Put all lines on the disk, before a checkpoint that relies on them."""
+        os.fsync(self._file.fileno())
+
+
 def run_directory(out: Path, spec: RunSpec, setting: Setting) -> RunDirectory:
     """`<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`."""
     changed = variant(spec, setting)
     name = f"{spec.method.name}-{changed}" if changed else spec.method.name
     return RunDirectory(out / spec.setting / name / f"split{spec.split}-seed{spec.seed}")
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:

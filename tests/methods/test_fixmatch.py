@@ -21,15 +21,6 @@ THRESHOLD = 0.45
 STEP = Step(0, 1, lambda stream: torch.Generator())
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads cost more than they bring on networks this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Untouched(nn.Module):
     """A teacher that no loss of this file may ask."""
 

@@ -31,15 +31,6 @@ VARIANTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads cost more than they bring on networks this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def subclasses(cls):
     return {cls}.union(*(subclasses(child) for child in cls.__subclasses__()))
 

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from crmatch.errors import DataError, ResumeError
-from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint, save_checkpoint, write_file
+from crmatch.errors import ResumeError
+from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint, save_checkpoint
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -58,22 +55,3 @@ def test_damage_is_noticed_and_the_one_before_is_used(tmp_path: Path, damage: st
 
 def test_nothing_saved_is_no_error(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "never") is None
-
-
-@pytest.mark.parametrize("failing", ["write", "fsync", "replace"])
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    path = tmp_path / "file"
-    write_file(path, b"before")
-
-    def fail(*arguments: Any, **keywords: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    if failing == "write":
-        monkeypatch.setattr("builtins.open", fail)
-    else:
-        monkeypatch.setattr(os, failing, fail)
-    with pytest.raises(DataError, match="No space left on device"):
-        write_file(path, b"after")
-    monkeypatch.undo()
-    assert path.read_bytes() == b"before"
-    assert [file.name for file in tmp_path.iterdir()] == ["file"]

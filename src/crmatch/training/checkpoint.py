@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from crmatch.errors import DataError, ResumeError
+from crmatch.errors import ResumeError
+from crmatch.files import write_file
 
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})\.safetensors")
@@ -31,29 +31,6 @@ class Checkpoint(NamedTuple):
     step: int
     tensors: dict[str, Tensor]
     values: dict[str, Any]
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: beside it, to disk, renamed; a full disk leaves what was there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        reason = error.strerror or type(error).__name__
-        advice = "What was there before is unchanged; choose another --out or free some space."
-        raise DataError(f"cannot write {path}: {reason}.\n{advice}") from error
 
 
 def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:

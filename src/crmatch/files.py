@@ -1,0 +1,48 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from crmatch.errors import DataError
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a whole file or nothing: beside it, to disk, renamed; a full disk leaves what was there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        reason = error.strerror or type(error).__name__
+        advice = "What was there before is unchanged; choose another --out or free some space."
+        raise DataError(f"cannot write {path}: {reason}.\n{advice}") from error
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
+    write_file(path, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Values of a JSON file; raises `DataError` where it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
