@@ -5,13 +5,16 @@ PIP_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test slow-test lint types format clean
 
 demo: $(INSTALLED)
 	$(BIN)/crmatch train digits@4 --baseline
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+slow-test: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
     "errors", "files", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training", "evaluation",
-    "config", "recipes", "results", "experiment", "inference", "report", "display", "cli",
+    "config", "recipes", "results", "experiment", "inference", "report", "display", "cli", "__main__",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (

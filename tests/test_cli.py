@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -37,11 +38,12 @@ def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> No
     code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert 'torch' not in sys.modules"
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "train" in answer.stdout.lower()
-    assert min(seconds) < 0.5
+    assert min(seconds) < 0.5  # processor time: the command waits for nothing, and other programs do not count
 
 
 def test_train_ends_with_error_and_directory_and_writes_everything(crmatch: Command, stripes: Path, tmp_path: Path) -> None:

@@ -23,19 +23,19 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
 )
 show = typer.Typer(help="Show what there is: methods, settings, configurations, augmentations.", no_args_is_help=True)
 app.add_typer(show, name="show")
 
 SettingArgument = Annotated[str, typer.Argument(metavar="SETTING", help="DATASET@LABELS_PER_CLASS, e.g. digits@4, cifar10@25.")]
-MethodOption = Annotated[str, typer.Option("--method", "-m", help="Method; `crmatch show methods` lists them.")]
+MethodOption = Annotated[str, typer.Option("--method", "-m", help="Method; crmatch show methods lists them.")]
 RecipeOption = Annotated[
     str | None,
-    typer.Option("--recipe", help="paper, usb, original or quick. [default: paper for the paper's data sets, else quick]"),
+    typer.Option("--recipe", help="paper, usb, original or quick (default: paper for the paper's data sets, else quick)."),
 ]
 DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where packed .npz sets lie. [default: $CRMATCH_DATA or the cache]")
+    Path | None, typer.Option("--data-dir", help="Where packed .npz sets lie (default: $CRMATCH_DATA or the cache).")
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key, e.g. method.threshold=0.9; repeatable.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="JSON file with keys to change; --set comes after it.")]
@@ -61,7 +61,7 @@ def train(
     data_dir: DataDirOption = None,
     out: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path("runs"),
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[str | None, typer.Option("--precision", help="fp32 or fp64. [default: fp32]")] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="fp32 (default) or fp64.")] = None,
     set_: SetOption = None,
     config: ConfigOption = None,
     resume: Annotated[
