@@ -26,6 +26,8 @@ class DataSpec(Frozen):
     image_size: int = Field(32, ge=8)
     unlabeled: Literal["remaining", "all"] = "remaining"
     """Whether the labeled images are among the unlabeled ones."""
+    split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
+    """The same number of labels for every class, as the training set is distributed, or the set's published folds."""
     mean: tuple[float, ...] = (0.5,)
     """Per channel (one value serves all), for pixels scaled to 0..1."""
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)

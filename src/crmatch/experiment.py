@@ -22,7 +22,7 @@ from crmatch.config import NUMERICS, RunSpec, differences
 from crmatch.data.images import DataSet
 from crmatch.data.sets import load_data
 from crmatch.data.settings import parse_setting
-from crmatch.data.splits import Split, balanced_split
+from crmatch.data.splits import Split, describe_split, make_split
 from crmatch.errors import DataError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
 from crmatch.files import read_json, write_file, write_json
@@ -56,7 +56,7 @@ class Experiment:
     def __init__(self, spec: RunSpec, data: DataSet, runtime: Runtime) -> None:
         self.spec, self.data, self.runtime = spec, data, runtime
         labels_per_class = int(spec.setting.rpartition("@")[2])
-        self.split: Split = balanced_split(data.train, labels_per_class, spec.split, spec.data.unlabeled)
+        self.split: Split = make_split(data, labels_per_class, spec.split, spec.data.split_rule, spec.data.unlabeled)
         channels = data.train.images.shape[1]
         repeats = [channels if len(values) == 1 else 1 for values in (spec.data.mean, spec.data.std)]
         self.mean, self.std = list(spec.data.mean) * repeats[0], list(spec.data.std) * repeats[1]
@@ -210,10 +210,11 @@ def _locked(directory: RunDirectory) -> Iterator[None]:
 
 def _train(experiment: Experiment, directory: RunDirectory, progress: Progress | None, stop: Callable[[], bool]) -> RunRecord:
     spec, training = experiment.spec, experiment.training()
-    description = experiment.split.describe(experiment.data.train)
+    train_set = experiment.data.train
+    description = describe_split(experiment.split, train_set, spec.setting, spec.split, spec.data.split_rule)
     checkpoint = load_checkpoint(directory.checkpoints)
     if checkpoint is None:
-        write_json(directory.split, {"setting": spec.setting, "split": spec.split, **description})
+        write_json(directory.split, description)
         write_json(directory.spec, spec.to_json())
     else:
         _check_continuation(checkpoint, directory, description["data_fingerprint"])

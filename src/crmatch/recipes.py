@@ -49,7 +49,9 @@ def _paper(setting: Setting, method: str) -> RunSpec:
     return RunSpec(
         setting=setting.name,
         recipe="paper",
-        data=DataSpec(image_size=setting.image_size, unlabeled="remaining" if ours else "all"),
+        data=DataSpec(
+            image_size=setting.image_size, unlabeled="remaining" if ours else "all", split_rule=setting.defaults.split_rule
+        ),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="paper" if ours else "google"),
         network=NETWORKS[setting.defaults.network],
         method=build_method(method, _ties(method, "exclude" if ours else "include")),
@@ -78,6 +80,7 @@ def _usb(setting: Setting, method: str) -> RunSpec:
         data=DataSpec(
             image_size=setting.image_size,
             unlabeled="all",
+            split_rule=setting.defaults.split_rule,
             mean=mean,
             std=std,
         ),
@@ -103,7 +106,7 @@ def _quick(setting: Setting, method: str) -> RunSpec:
     return RunSpec(
         setting=setting.name,
         recipe="quick",
-        data=DataSpec(image_size=size),
+        data=DataSpec(image_size=size, split_rule=setting.defaults.split_rule),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
         network=WideResNetConfig(filters=32 if setting.channels == 3 else 16, repeat=1, norm_momentum=0.1),
         method=build_method(method, choices),

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SHARED_DATA
 
+from conftest import SHARED_DATA
 from crmatch.config import replace
 from crmatch.data.settings import parse_setting
 from crmatch.experiment import run

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from crmatch.data.digits import read_digits
-from crmatch.data.images import ImageSet
-from crmatch.data.splits import balanced_split
-from crmatch.errors import RequestError
+from crmatch.data.images import DataSet, ImageSet
+from crmatch.data.splits import Split, describe_split, keep_split, make_split, proportional_counts
+from crmatch.errors import DataError, RequestError
 
 
 @pytest.fixture(scope="module")
 def digits() -> ImageSet:
     return read_digits().train
+
+
+def balanced_split(train: ImageSet, labels: int, number: int, unlabeled: str) -> Split:
+    return make_split(DataSet(train, None), labels, number, "balanced", unlabeled)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", range(1, 6))
@@ -58,3 +64,62 @@ def test_no_unlabeled_image_left_is_refused() -> None:
     with pytest.raises(RequestError, match="leave no unlabeled image"):
         balanced_split(train, 1, 1, "remaining")
     assert len(balanced_split(train, 1, 1, "all").unlabeled) == 2
+
+
+SVHN = [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659]
+
+
+@pytest.mark.parametrize(
+    ("total", "counts_1_to_9_then_0"),
+    [
+        (40, [7, 6, 4, 4, 4, 3, 3, 3, 3, 3]),
+        (250, [47, 36, 29, 25, 24, 20, 19, 17, 16, 17]),
+        (1000, [189, 144, 116, 102, 94, 78, 76, 69, 64, 68]),
+    ],
+)
+def test_proportional_splits_of_svhn_have_the_published_counts(total: int, counts_1_to_9_then_0: list[int]) -> None:
+    counts = proportional_counts(SVHN, total)
+    assert [*counts[1:], counts[0]] == counts_1_to_9_then_0
+
+
+def test_a_proportional_split_follows_the_training_distribution() -> None:
+    labels = torch.tensor([0] * 60 + [1] * 30 + [2] * 10)
+    train = ImageSet(torch.zeros(100, 1, 8, 8, dtype=torch.uint8), labels, ("a", "b", "c"))
+    split = make_split(DataSet(train, None), 5, 1, "proportional", "remaining")
+    assert torch.bincount(labels[split.labeled]).tolist() == proportional_counts([60, 30, 10], 15)
+
+
+def folded() -> DataSet:
+    labels = torch.tensor([0, 1] * 10)
+    train = ImageSet(torch.zeros(20, 1, 8, 8, dtype=torch.uint8), labels, ("a", "b"))
+    return DataSet(train, None, torch.tensor([[0, 1, 2, 3], [9, 4, 7, 6], [5, 6, 7, 8]]))
+
+
+def test_published_folds_are_taken_by_their_number_counted_from_0() -> None:
+    split = make_split(folded(), 2, 1, "folds", "remaining")
+    assert split.labeled.tolist() == [4, 6, 7, 9]
+    assert len(split.unlabeled) == 16
+
+
+@pytest.mark.parametrize(("labels", "number", "message"), [(2, 3, "fold 3 was asked for"), (3, 1, r"Use @2, or --set")])
+def test_folds_that_do_not_exist_are_refused(labels: int, number: int, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        make_split(folded(), labels, number, "folds", "remaining")
+    with pytest.raises(RequestError, match="none"):
+        make_split(folded()._replace(folds=None), labels, number, "folds", "remaining")
+
+
+def test_a_split_file_is_written_once_and_never_changed(digits: ImageSet, tmp_path: Path) -> None:
+    file = tmp_path / "split1.json"
+    first, second = (
+        describe_split(balanced_split(digits, 4, number, "remaining"), digits, "digits@4", number, "balanced")
+        for number in (1, 2)
+    )
+    keep_split(file, first)
+    before = file.read_bytes()
+    keep_split(file, first)
+    with pytest.raises(DataError, match="never overwritten"):
+        keep_split(file, second)
+    with pytest.raises(DataError, match="made for other data"):
+        keep_split(file, {**first, "data_fingerprint": "0"})
+    assert file.read_bytes() == before

@@ -9,11 +9,6 @@ from torch import Tensor
 from crmatch.augment.geometry import Floats, to_device
 
 
-def enhance_(pixels: Tensor, base: Tensor, factors: Tensor) -> Tensor:
-    """``Image.blend(base, image, factor)`` in place of the image: base + factor * (pixel - base) in float32."""
-    return pixels.sub_(base).mul_(factors).add_(base)
-
-
 def mix_(pixels: Tensor, other: Tensor, shares: Tensor) -> Tensor:
     """``Image.blend(image, other, share)`` in place of the image: pixel + share * (other - pixel) in float32."""
     return pixels.add_((other - pixels).mul_(shares))
@@ -70,39 +65,32 @@ def autocontrast(images: Tensor) -> Tensor:
     """``ImageOps.autocontrast``: int(pixel * scale - low * scale) with scale = 255 / (high - low), in float64.
 
     A channel with a single value stays as it is.
-
-    Returns:
-        int16 (N, C, H, W).
     """
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     constant = low == high
     span = (high - low).to(torch.float64).masked_fill_(constant, 255)
     low = low.to(torch.float64).masked_fill_(constant, 0)
     scale = torch.full_like(span, 255) / span  # `255 / span` would be 255 * reciprocal, rounded twice
-    return images.to(torch.float64).mul_(scale).sub_(low * scale).to(torch.int16)
+    return images.to(torch.float64).mul_(scale).sub_(low * scale).to(torch.int16).to(torch.uint8)
 
 
-def equalize_tables(values: Tensor, positions: Tensor) -> Tensor:
-    """``ImageOps.equalize``: (step // 2 + number of darker pixels) // step, at most 255.
+def equalize(images: Tensor) -> Tensor:
+    """``ImageOps.equalize``: each pixel becomes (step // 2 + number of darker pixels) // step, at most 255.
 
-    step = (pixels - pixels of the brightest value) // 255; a channel with step 0 stays as it is. All numbers are integers
-    below 2^20, for which float32 gives exact sums and exact whole parts of quotients.
-
-    Args:
-        values: uint8 (N, C, H * W).
-        positions: int64 (N, C, H * W), the same values.
-
-    Returns:
-        float32 (N, C, 256) of integers.
+    step = (pixels - pixels of the brightest value) // 255, per channel; a channel with step 0 stays as it is. All numbers
+    are integers below 2^20, for which float32 gives exact sums and exact whole parts of quotients.
     """
-    count, channels, pixels = positions.shape
-    histograms = torch.zeros(count, channels, 256, device=positions.device)
+    count, channels, height, width = images.shape
+    values = images.view(count, channels, height * width)
+    positions = values.long()
+    histograms = torch.zeros(count, channels, 256, device=images.device)
     histograms.scatter_add_(2, positions, torch.ones_like(positions, dtype=torch.float32))
     brightest = histograms.gather(2, values.amax(2, keepdim=True).long())
-    step = brightest.neg_().add_(pixels).div_(255).floor_()
-    tables = histograms.cumsum(2).sub_(histograms).add_((step / 2).floor_()).div_(step).floor_().clamp_(max=255)
-    levels = torch.arange(256, dtype=torch.float32, device=positions.device)
-    return torch.where(step == 0, levels, tables)
+    step = brightest.neg_().add_(height * width).div_(255).floor_()
+    tables = histograms.cumsum(2).sub_(histograms).add_((step / 2).floor_()).div_(step)
+    levels = torch.arange(256, dtype=torch.float32, device=images.device)
+    tables = to_bytes(torch.where(step == 0, levels, tables))
+    return tables.gather(2, positions).view(images.shape)
 
 
 def hue(images: Tensor, shifts: Tensor) -> Tensor:

@@ -61,57 +61,34 @@ def _slide(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
     return geometry.slide(images, starts)
 
 
-def _autocontrast(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
-    stretched = color.autocontrast(images)
-    for name, where in groups:
-        if name == "autocontrast_blend":
-            mixed = color.mix_(images[where].to(torch.float32), stretched[where], _column(values[where], images))
-            stretched[where] = mixed.to(torch.int16)
-    return stretched.to(torch.uint8)
-
-
-def _equalize(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
-    positions = images.flatten(2).long()
-    tables = color.equalize_tables(images.flatten(2), positions)
-    for name, where in groups:
-        if name == "equalize_blend":
-            levels = torch.arange(256, dtype=torch.float32, device=images.device).expand_as(tables[where])
-            tables[where] = color.mix_(levels.clone(), tables[where], _column(values[where], images)[..., 0])
-    return color.to_bytes(tables).gather(2, positions).view(images.shape)
-
-
-def _blend(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
-    """Operations that mix an image with another one."""
+def _enhance(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    """Operations that blend a plainer image with the image: base + factor * (pixel - base) in float32."""
     pixels = images.to(torch.float32)
-    all_factors = _column(values, images)
-    for name, where in groups:
-        part, factors = pixels[where], all_factors[where]
-        if name == "brightness":
-            part.mul_(factors)
-        elif name == "contrast":
-            color.enhance_(part, color.rounded_mean(color.luma(part)), factors)
-        elif name == "color":
-            color.enhance_(part, color.luma(part), factors)
-        elif name == "sharpness":
-            color.enhance_(part, filters.smooth(images[where]), factors)
-        elif name == "invert_blend":
-            color.mix_(part, 255 - part, factors)
-        else:
-            filtered = filters.smooth(images[where]) if name == "smooth" else filters.blur(images[where])
-            color.mix_(part, filtered, factors)
+    parts = {name: pixels[where] for name, where in groups}
+    bases = {name: _base(name, parts[name], images[where]) for name, where in groups if name != "brightness"}
+    for name, base in bases.items():
+        parts[name].sub_(base)
+    pixels.mul_(_column(values, images))
+    for name, base in bases.items():
+        parts[name].add_(base)
     return color.to_bytes(pixels)
 
 
-def _posterize(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
-    return color.posterize(images, values)
+def _base(name: str, pixels: Tensor, images: Tensor) -> Tensor:
+    """The plainer image: smoothed, without color, or of one gray; for brightness it is black."""
+    if name == "sharpness":
+        return filters.smooth(images)
+    gray = color.luma(pixels)
+    return gray if name == "color" else color.rounded_mean(gray)
 
 
-def _solarize(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
-    return color.solarize(images, values)
-
-
-def _invert(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
-    return ~images
+def _mix(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
+    """Operations that blend the image with a changed one: pixel + share * (changed - pixel) in float32."""
+    pixels = images.to(torch.float32)
+    shares = _column(values, images)
+    for name, where in groups:
+        color.mix_(pixels[where], _CHANGED[name](images[where]), shares[where])
+    return color.to_bytes(pixels)
 
 
 def _hue(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
@@ -136,15 +113,23 @@ def _column(values: Floats, images: Tensor) -> Tensor:
     return to_device(values.astype(np.float32)[:, None, None, None], images.device)
 
 
+_CHANGED: dict[str, Callable[[Tensor], Tensor]] = {
+    "autocontrast_blend": color.autocontrast,
+    "equalize_blend": color.equalize,
+    "invert_blend": torch.bitwise_not,
+    "smooth": filters.smooth,
+    "blur": filters.blur,
+}
 FAMILIES: dict[str, Callable[[Tensor, Sequence[Group], Floats], Tensor]] = {
     "warp": _warp,
     "slide": _slide,
-    "autocontrast": _autocontrast,
-    "equalize": _equalize,
-    "blend": _blend,
-    "posterize": _posterize,
-    "solarize": _solarize,
-    "invert": _invert,
+    "autocontrast": lambda images, groups, values: color.autocontrast(images),
+    "equalize": lambda images, groups, values: color.equalize(images),
+    "enhance": _enhance,
+    "mix": _mix,
+    "posterize": lambda images, groups, values: color.posterize(images, values),
+    "solarize": lambda images, groups, values: color.solarize(images, values),
+    "invert": lambda images, groups, values: ~images,
     "hue": _hue,
     "rescale": _rescale,
     "cutout": _cutout,

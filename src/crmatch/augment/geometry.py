@@ -106,7 +106,8 @@ def inverse_matrices(angle: Floats, shear: Floats, move: Floats, scale: Floats, 
     """Inverse matrices, with the roundings of ``Image.rotate`` and of torchvision's ``affine``.
 
     For one transformation at a time, the others being neutral: a = e = cos / scale, b = shear_x + sin, d = shear_y - sin
-    of the angle turned clockwise; the center stays in place under rotation and scaling.
+    of the angle turned clockwise; the center stays in place under rotation and scaling. Sines may differ from Python's in
+    the last bit, which rounding to 15 digits removes, as Pillow rounds.
 
     Args:
         angle: (N,), degrees counterclockwise.

@@ -48,16 +48,16 @@ OPERATIONS: dict[str, Operation] = {
     "translate_x": Operation("slide", -1, 1, True, "fraction of the width", "Translates the image horizontally."),
     "translate_y": Operation("slide", -1, 1, True, "fraction of the height", "Translates the image vertically."),
     "autocontrast": Operation("autocontrast", 0, 0, False, "", "Makes the darkest pixel black and the lightest white."),
-    "autocontrast_blend": Operation("autocontrast", 0, 1, False, "share", "Blends the image with its autocontrast."),
     "equalize": Operation("equalize", 0, 0, False, "", "Equalizes the image histogram."),
-    "equalize_blend": Operation("equalize", 0, 1, False, "share", "Blends the image with its equalization."),
-    "brightness": Operation("blend", 0, 2, False, "factor", "Adjusts the brightness: 0 is black, 1 the original."),
-    "contrast": Operation("blend", 0, 2, False, "factor", "Adjusts the contrast: 0 is plain gray, 1 the original."),
-    "color": Operation("blend", 0, 2, False, "factor", "Adjusts the saturation: 0 is colorless, 1 the original."),
-    "sharpness": Operation("blend", 0, 2, False, "factor", "Adjusts the sharpness: 0 is blurred, 1 the original."),
-    "invert_blend": Operation("blend", 0, 1, False, "share", "Blends the image with its negative."),
-    "smooth": Operation("blend", 0, 1, False, "share", "Blends the image with a slightly blurred one."),
-    "blur": Operation("blend", 0, 1, False, "share", "Blends the image with a blurred one."),
+    "brightness": Operation("enhance", 0, 2, False, "factor", "Adjusts the brightness: 0 is black, 1 the original."),
+    "contrast": Operation("enhance", 0, 2, False, "factor", "Adjusts the contrast: 0 is plain gray, 1 the original."),
+    "color": Operation("enhance", 0, 2, False, "factor", "Adjusts the saturation: 0 is colorless, 1 the original."),
+    "sharpness": Operation("enhance", 0, 2, False, "factor", "Adjusts the sharpness: 0 is blurred, 1 the original."),
+    "autocontrast_blend": Operation("mix", 0, 1, False, "share", "Blends the image with its autocontrast."),
+    "equalize_blend": Operation("mix", 0, 1, False, "share", "Blends the image with its equalization."),
+    "invert_blend": Operation("mix", 0, 1, False, "share", "Blends the image with its negative."),
+    "smooth": Operation("mix", 0, 1, False, "share", "Blends the image with a slightly blurred one."),
+    "blur": Operation("mix", 0, 1, False, "share", "Blends the image with a blurred one."),
     "posterize": Operation("posterize", 1, 8, False, "bits", "Reduces each pixel to some bits."),
     "solarize": Operation("solarize", 0, 256, False, "threshold", "Inverts all pixels from a threshold on."),
     "invert": Operation("invert", 0, 0, False, "", "Inverts all pixels."),
@@ -80,7 +80,7 @@ _SPANS = {
     )
     for family in FAMILIES
 }
-# So many bytes of images are worked on at a time; this bounds the memory of intermediate results (about 20 times as many).
+# So many bytes of images are worked on at a time, which bounds the memory of intermediate results (up to 15 times that).
 _CHUNK_BYTES = 1 << 24
 
 
@@ -139,6 +139,12 @@ def check_images(images: Tensor) -> None:
         raise ValueError(f"images must have sides from 8 to 512 pixels, got {shape[2]} x {shape[3]}; resize them first")
 
 
+def check_draws(operations: Tensor, images: Tensor) -> None:
+    """Refuse draws that were not made for these images."""
+    if len(operations) != len(images):
+        raise ValueError(f"draws for {len(operations)} images cannot be applied to {len(images)}; draw one per image")
+
+
 def _check_values(name: str, values: Tensor, count: int) -> None:
     _, low, high, _, unit, _ = OPERATIONS[name]
     if values.shape != (count,):
@@ -172,9 +178,3 @@ def _apply_sorted_(images: Tensor, kinds: NDArray[np.int64], values: Floats) -> 
                 if bound[0] < bound[1]
             ]
             part.copy_(FAMILIES[family](part, groups, values[start:end]))
-
-
-def check_draws(operations: Tensor, images: Tensor) -> None:
-    """Refuse draws that were not made for these images."""
-    if len(operations) != len(images):
-        raise ValueError(f"draws for {len(operations)} images cannot be applied to {len(images)}; draw one per image")

@@ -16,7 +16,7 @@ _IDENTITY = OPERATION_NAMES.index("identity")
 _POOL = torch.tensor([OPERATION_NAMES.index(name) for name in RANDAUGMENT_OPERATIONS])
 _SIGNED = torch.tensor([OPERATIONS[name].signed for name in RANDAUGMENT_OPERATIONS])
 _WARPS = torch.tensor([operation.family in ("warp", "slide") for operation in OPERATIONS.values()])
-_KEEP_ALPHA = torch.tensor([operation.family in ("", "warp", "slide", "blend") for operation in OPERATIONS.values()])
+_KEEP_ALPHA = torch.tensor([operation.family in ("", "warp", "slide", "enhance") for operation in OPERATIONS.values()])
 
 
 class Draws(NamedTuple):
@@ -66,7 +66,7 @@ class RandAugment:
         """The strong views of `images`: uint8 (N, C, H, W) to the same, contiguous."""
         check_images(images)
         check_draws(draws.operations, images)
-        operations = torch.where(draws.applied, draws.operations, _IDENTITY)
+        operations = torch.where(draws.applied, draws.operations, _IDENTITY).cpu()
         views = apply_sequence(images, operations, draws.values)
         if self.variant.gray_fill:
             views = self._fill_gray(views, operations, draws.values)

@@ -64,10 +64,17 @@ class ImageSet:
 
 
 class DataSet(NamedTuple):
-    """A training set and, where there is one, a test set."""
+    """A training set and, where there are such, a test set and published labeled sets.
+
+    Attributes:
+        train: all training images, labels known or not.
+        test: None where there is none.
+        folds: int64 (F, L), rows of the training set that are labeled in each published fold (STL-10).
+    """
 
     train: ImageSet
     test: ImageSet | None
+    folds: Tensor | None = None
 
 
 def check_images(images: Tensor) -> None:

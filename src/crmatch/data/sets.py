@@ -23,7 +23,8 @@ def load_data(name: str, data_dir: Path | None = None, image_size: int | None = 
         data = _from_arrays(path, read_packed(path))
     if image_size is None:
         return data
-    return DataSet(_resized(data.train, image_size), _resized(data.test, image_size) if data.test else None)
+    test = _resized(data.test, image_size) if data.test else None
+    return data._replace(train=_resized(data.train, image_size), test=test)
 
 
 def _resized(part: ImageSet, size: int) -> ImageSet:
@@ -37,7 +38,8 @@ def _from_arrays(path: Path, arrays: Arrays) -> DataSet:
         extra = torch.from_numpy(arrays["unlabeled_images"]).permute(0, 3, 1, 2)
         unknown = torch.full((len(extra),), UNLABELED)
         train = ImageSet(torch.cat([train.images, extra]), torch.cat([train.labels, unknown]), names)
-    return DataSet(train, _image_set(path, arrays, "test", names))
+    folds = torch.from_numpy(arrays["folds"].astype(np.int64)) if "folds" in arrays else None
+    return DataSet(train, _image_set(path, arrays, "test", names), folds)
 
 
 def _image_set(path: Path, arrays: Arrays, part: str, names: tuple[str, ...]) -> ImageSet:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from crmatch.errors import RequestError, unknown
 
@@ -26,13 +26,14 @@ class Benchmark(NamedTuple):
     """Length of CR-Match's runs in epochs of 1,024 steps; every other method runs 1,024 epochs."""
     labels_per_class: tuple[int, ...] = ()
     """The numbers of labels the paper's tables have."""
+    split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
 
 
 BENCHMARKS = {
     "cifar10": Benchmark(32, True, "wrn-28-2", labels_per_class=(4, 25, 400)),
     "cifar100": Benchmark(32, True, "wrn-28-8", weight_decay=1e-3, labels_per_class=(4, 25, 100)),
     "svhn": Benchmark(32, False, "wrn-28-2", labels_per_class=(4, 25, 100)),
-    "stl10": Benchmark(96, True, "wrn-37-2", crmatch_epochs=300, labels_per_class=(100,)),
+    "stl10": Benchmark(96, True, "wrn-37-2", crmatch_epochs=300, labels_per_class=(100,), split_rule="folds"),
     "mini_imagenet": Benchmark(84, True, "resnet-18", crmatch_epochs=300, labels_per_class=(40, 100)),
 }
 DIGITS = Benchmark(16, False, "wrn-28-2", labels_per_class=(4,))
@@ -107,6 +108,7 @@ def _packed_setting(data: str, labels: int, data_dir: Path) -> Setting:
     height, width, channels = packed_image_shape(path)
     setting = Setting(data, labels, min(height, width), channels, GENERIC)
     defaults = BENCHMARKS[setting.stem] if setting.stem else GENERIC
+    defaults = defaults._replace(split_rule="balanced")
     if setting.image_size <= 48:
         defaults = defaults._replace(network="wrn-28-2")
     return setting._replace(defaults=defaults)

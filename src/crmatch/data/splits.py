@@ -1,17 +1,21 @@
-"""Splits: which images of the training set are labeled. Five fixed splits per setting, independent of the run's seed."""
+"""Splits: which images of the training set are labeled. Five fixed splits per setting, the same for every method and seed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from crmatch.data.images import ImageSet
-from crmatch.errors import RequestError
+from crmatch.data.images import DataSet, ImageSet
+from crmatch.errors import DataError, RequestError
+from crmatch.files import read_json, write_json
 from crmatch.randomness import generator
 
 UnlabeledRule = Literal["remaining", "all"]
+SplitRule = Literal["balanced", "proportional", "folds"]
 
 
 class Split(NamedTuple):
@@ -20,37 +24,27 @@ class Split(NamedTuple):
     labeled: Tensor
     unlabeled: Tensor
 
-    def describe(self, train: ImageSet) -> dict[str, Any]:
-        """What `split.json` holds: the index list, its rule and the data it belongs to."""
-        return {
-            "rule": "balanced",
-            "data_fingerprint": train.fingerprint,
-            "classes": list(train.class_names),
-            "labeled": self.labeled.tolist(),
-            "unlabeled_images": len(self.unlabeled),
-        }
 
-
-def balanced_split(train: ImageSet, labels_per_class: int, number: int, unlabeled: UnlabeledRule) -> Split:
-    """Split `number` of a setting: exactly `labels_per_class` images of each class are labeled.
+def make_split(data: DataSet, labels_per_class: int, number: int, rule: SplitRule, unlabeled: UnlabeledRule) -> Split:
+    """Split `number` (from 1) of a setting.
 
     Args:
-        train: the training set, labels known or -1.
-        labels_per_class: how many images of each class keep their label.
-        number: which of the fixed splits, from 1; the same for every method and seed.
+        data: the data set; training labels known or -1.
+        labels_per_class: how many images of each class keep their label, on average.
+        number: which of the fixed splits.
+        rule: `balanced` takes exactly `labels_per_class` of each class, `proportional` follows the training distribution
+            (Google's protocol for SVHN), `folds` takes the published fold of that number, counted from 0 as Google does.
         unlabeled: whether the labeled images are among the unlabeled ones (`all`) or not (`remaining`, the paper's text).
     """
-    chosen = []
-    for label, name in enumerate(train.class_names):
-        rows = (train.labels == label).nonzero().squeeze(1)
-        if len(rows) < labels_per_class:
-            raise RequestError(
-                f"{labels_per_class} labels per class were asked for, but class {name!r} has {len(rows)} images.\n"
-                f"Use at most {int(torch.bincount(train.labels[train.labels >= 0], minlength=train.classes).min())}."
-            )
-        order = torch.randperm(len(rows), generator=generator(number, "split", label))
-        chosen.append(rows[order[:labels_per_class]].sort().values)
-    labeled = torch.cat(chosen)
+    train = data.train
+    if rule == "folds":
+        labeled = _published_fold(data, labels_per_class, number)
+    else:
+        available = torch.bincount(train.labels[train.labels >= 0], minlength=train.classes).tolist()
+        counts = [labels_per_class] * train.classes
+        if rule == "proportional":
+            counts = proportional_counts(available, labels_per_class * train.classes)
+        labeled = _drawn(train, counts, available, labels_per_class, number)
     rest = torch.ones(len(train), dtype=torch.bool)
     if unlabeled == "remaining":
         rest[labeled] = False
@@ -60,3 +54,74 @@ def balanced_split(train: ImageSet, labels_per_class: int, number: int, unlabele
             "Ask for fewer, or use the labeled images as unlabeled ones too: --set data.unlabeled=all"
         )
     return Split(labeled, rest.nonzero().squeeze(1))
+
+
+def proportional_counts(available: Sequence[int], total: int) -> list[int]:
+    """How many labels each class gets so that counts follow the training distribution, as Google's create_split does.
+
+    Again and again the class that lags furthest behind gets one more: argmax_c of n_c / max n - k_c / max(max k, 1).
+    """
+    share = [count / max(available) for count in available]
+    taken = [0] * len(available)
+    for _ in range(total):
+        most = max(*taken, 1)
+        taken[max(range(len(taken)), key=lambda label: share[label] - taken[label] / most)] += 1
+    return taken
+
+
+def describe_split(split: Split, train: ImageSet, setting: str, number: int, rule: str) -> dict[str, Any]:
+    """What a split's JSON file holds: the index list, its rule and seed, and the data it belongs to."""
+    return {
+        "setting": setting,
+        "split": number,
+        "rule": rule,
+        "data_fingerprint": train.fingerprint,
+        "classes": list(train.class_names),
+        "labels_of_class": torch.bincount(train.labels[split.labeled], minlength=train.classes).tolist(),
+        "labeled": split.labeled.tolist(),
+        "unlabeled_images": len(split.unlabeled),
+    }
+
+
+def keep_split(path: Path, description: dict[str, Any]) -> None:
+    """Write a split's file once; the same split again is fine, another one is refused and nothing is overwritten."""
+    if not path.exists():
+        write_json(path, description)
+        return
+    there = read_json(path)
+    if there.get("data_fingerprint") != description["data_fingerprint"]:
+        raise DataError(
+            f"{path} was made for other data (fingerprint {there.get('data_fingerprint')}, "
+            f"now {description['data_fingerprint']}).\nBring the old data back, or choose another directory."
+        )
+    if there != description:
+        raise DataError(f"{path} holds another split, and splits are never overwritten.\nChoose another directory.")
+
+
+def _drawn(train: ImageSet, counts: list[int], available: list[int], labels_per_class: int, number: int) -> Tensor:
+    chosen = []
+    for label, (name, count) in enumerate(zip(train.class_names, counts, strict=True)):
+        if available[label] < count:
+            raise RequestError(
+                f"{labels_per_class} labels per class were asked for, but class {name!r} has {available[label]} images.\n"
+                f"Use at most {min(available)}."
+            )
+        rows = (train.labels == label).nonzero().squeeze(1)
+        order = torch.randperm(len(rows), generator=generator(number, "split", label))
+        chosen.append(rows[order[:count]].sort().values)
+    return torch.cat(chosen)
+
+
+def _published_fold(data: DataSet, labels_per_class: int, number: int) -> Tensor:
+    if data.folds is None or number >= len(data.folds):
+        found = "none" if data.folds is None else f"{len(data.folds)}, of which 1 to {len(data.folds) - 1} are used"
+        raise RequestError(f"fold {number} was asked for, but the data set's published folds are: {found}.")
+    rows = data.folds[number]
+    if len(rows) != labels_per_class * data.train.classes:
+        fits = len(rows) // data.train.classes
+        raise RequestError(
+            f"the published folds have {len(rows)} labels, not {labels_per_class} per class.\n"
+            f"Use @{fits}, or --set data.split_rule=balanced"
+        )
+    labels = data.train.labels[rows]
+    return rows[(labels * len(data.train) + rows).argsort()]
