@@ -1,9 +1,14 @@
-"""Policies on a device that holds no data: nothing may read pixels on the host, and shapes follow from draws alone."""
+"""Policies do not depend on the surroundings.
+
+On a device that holds no data nothing can read pixels on the host, so shapes must follow from the draws alone.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from sample_images import sample_images
 
 from crmatch.augment.ctaugment import CTAugment
 from crmatch.augment.geometry import crop_and_mirror
@@ -30,3 +35,22 @@ def test_jitter_and_crop_never_wait_for_pixels(images):
     offsets = torch.arange(300) % 9
     for mode in ("reflect", "zero"):
         assert crop_and_mirror(images, offsets, offsets, offsets > 4, 4, mode).device.type == "meta"
+
+
+@pytest.mark.parametrize("policy", [*(RandAugment(variant) for variant in VARIANTS), CTAugment()])
+def test_the_default_dtype_changes_nothing(policy):
+    images = sample_images(120, 3, 20, 20, np.random.default_rng(0))
+    expected = policy.apply(images, policy.draw(120, 20, 20, torch.Generator().manual_seed(1)))
+    torch.set_default_dtype(torch.float64)
+    try:
+        views = policy.apply(images, policy.draw(120, 20, 20, torch.Generator().manual_seed(1)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(views, expected)
+
+
+def test_views_are_ordinary_tensors():
+    policy = RandAugment()
+    images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    views = policy.apply(images, policy.draw(4, 8, 8, torch.Generator()))
+    assert not views.is_inference()

@@ -83,7 +83,7 @@ def equalize(images: Tensor) -> Tensor:
     count, channels, height, width = images.shape
     values = images.view(count, channels, height * width)
     positions = values.long()
-    histograms = torch.zeros(count, channels, 256, device=images.device)
+    histograms = torch.zeros(count, channels, 256, dtype=torch.float32, device=images.device)
     histograms.scatter_add_(2, positions, torch.ones_like(positions, dtype=torch.float32))
     brightest = histograms.gather(2, values.amax(2, keepdim=True).long())
     step = brightest.neg_().add_(height * width).div_(255).floor_()

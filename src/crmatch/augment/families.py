@@ -43,22 +43,18 @@ def _warp(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
 def _slide(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
     """Affine operations that move whole rows: Pillow's position of a row's first pixel decides."""
     height, width = images.shape[2:]
-    row = np.arange(height)
-    starts = np.empty((len(values), height), dtype=np.int64)
+    shear, moves = np.zeros((len(values), 1)), np.zeros((2, len(values), 1))
     for name, where in groups:
-        value = values[where, None]
-        if name == "shear_x":
-            shifts = geometry.fixed(0.5 + value * 0.5) + geometry.fixed(value) * row >> 16
-            starts[where] = geometry.row_starts(row, shifts, height, width)
-            continue
-        position = value * (width if name == "translate_x" else height) + 0.5
-        whole = np.floor(position)
-        if np.any((position != whole) & (np.abs(position - np.rint(position)) < 1e-9)):
-            return _warp(images, groups, values)  # so near to an integer, Pillow's sum of ones may jump over it
-        move = whole.astype(np.int64)
-        rows, shifts = (row, move) if name == "translate_x" else (row + move, np.zeros_like(move))
-        starts[where] = geometry.row_starts(rows, shifts, height, width)
-    return geometry.slide(images, starts)
+        target = {"shear_x": shear, "translate_x": moves[0], "translate_y": moves[1]}[name]
+        target[where] = values[where, None]
+    positions = moves * np.array([width, height])[:, None, None] + 0.5
+    columns, rows = np.floor(positions).astype(np.int64)
+    distance = np.abs(positions - np.rint(positions))
+    if np.any((distance > 0) & (distance < 1e-9)):
+        return _warp(images, groups, values)  # so near to an integer, Pillow's sum of ones may jump over it
+    row = np.arange(height)
+    shifts = (geometry.fixed(0.5 + shear * 0.5) + geometry.fixed(shear) * row >> 16) + columns
+    return geometry.slide(images, rows + row, shifts)
 
 
 def _enhance(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:

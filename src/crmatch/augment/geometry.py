@@ -169,12 +169,13 @@ def warp(images: Tensor, matrices: Floats) -> Tensor:
     return framed.gather(2, positions).view(images.shape)
 
 
-def slide(images: Tensor, starts: Integers) -> Tensor:
-    """Move rows: output row y is the window that begins at `starts[y]`, as `row_starts` gives it.
+def slide(images: Tensor, rows: Integers, shifts: Integers) -> Tensor:
+    """Move rows: output row y shows input row rows[y] from column shifts[y] on, and black where that lies outside.
 
     Args:
         images: uint8 (N, C, H, W), contiguous.
-        starts: (N, H).
+        rows: (N, H).
+        shifts: (N, H).
 
     Returns:
         uint8 (N, C, H, W), contiguous.
@@ -184,14 +185,10 @@ def slide(images: Tensor, starts: Integers) -> Tensor:
     lines = images.new_zeros((count * channels * (height + 1) + 1) * 2 * width + width)
     planes = lines[2 * width : -width].view(count * channels, height + 1, 2 * width)
     planes[:, :-1, width:] = images.view(count * channels, height, width)
-    return _windows(lines, starts, channels, (height + 1) * 2 * width, width)
-
-
-def row_starts(rows: Integers, shifts: Integers, height: int, width: int) -> Integers:
-    """Where to begin in the buffer of `slide` to show the given rows from the columns `shifts` on, black outside."""
     rows = np.minimum(np.maximum(rows, -1), height)
     shifts = np.minimum(np.maximum(shifts, -width), width)
-    return (rows + 1) * (2 * width) + (shifts + width)
+    starts = (rows + 1) * (2 * width) + (shifts + width)
+    return _windows(lines, starts, channels, (height + 1) * 2 * width, width)
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:

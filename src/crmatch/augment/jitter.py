@@ -37,7 +37,7 @@ class ColorJitter:
     def draw(self, count: int, generator: torch.Generator) -> JitterDraws:
         """Draw the values and the order of `count` images."""
         strengths = torch.rand(count, 4, generator=generator, dtype=torch.float64) * 2 - 1
-        order = torch.rand(count, 4, generator=generator).argsort(dim=1)
+        order = torch.rand(count, 4, generator=generator, dtype=torch.float32).argsort(dim=1)
         values = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64) + self._reach * strengths
         return JitterDraws(_POSITIONS[order], values.gather(1, order))
 

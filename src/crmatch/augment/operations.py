@@ -120,12 +120,13 @@ def apply_sequence(images: Tensor, operations: Tensor, values: Tensor) -> Tensor
         uint8 (N, C, H, W), contiguous, never the input itself.
     """
     kinds, strengths = operations.numpy(force=True), values.numpy(force=True)
-    chunk = max(_CHUNK_BYTES // images[:1].numel(), 1) if len(images) else 1
-    parts = [
-        _apply_chunk(part, kinds[k * chunk : (k + 1) * chunk], strengths[k * chunk : (k + 1) * chunk])
-        for k, part in enumerate(torch.split(images.contiguous(), chunk))
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    result = torch.empty(images.shape, dtype=torch.uint8, device=images.device)
+    chunk = max(_CHUNK_BYTES // max(images[:1].numel(), 1), 1)
+    with torch.inference_mode():  # less work per call; the result is made outside, as an ordinary tensor
+        for start in range(0, len(images), chunk):
+            where = slice(start, start + chunk)
+            _apply_chunk(images[where].contiguous(), kinds[where], strengths[where], out=result[where])
+    return result
 
 
 def check_images(images: Tensor) -> None:
@@ -154,14 +155,14 @@ def _check_values(name: str, values: Tensor, count: int) -> None:
         raise ValueError(f"{name} takes values from {low:g} to {high:g} ({unit}), got {found}")
 
 
-def _apply_chunk(images: Tensor, kinds: NDArray[np.int64], values: Floats) -> Tensor:
+def _apply_chunk(images: Tensor, kinds: NDArray[np.int64], values: Floats, out: Tensor) -> None:
     current = np.arange(len(images))
     for step in range(kinds.shape[1]):
         order = np.argsort(kinds[current, step], kind="stable")
         current = current[order]
         images = images.index_select(0, to_device(order, images.device))
         _apply_sorted_(images, kinds[current, step], values[current, step])
-    return images.index_select(0, to_device(np.argsort(current), images.device))
+    torch.index_select(images, 0, to_device(np.argsort(current), images.device), out=out)
 
 
 def _apply_sorted_(images: Tensor, kinds: NDArray[np.int64], values: Floats) -> None:

@@ -50,10 +50,10 @@ class RandAugment:
         variant = self.variant
         shape = (count, variant.num_ops)
         choice = torch.randint(len(_POOL), shape, generator=generator)
-        applied = torch.rand(shape, generator=generator) < variant.apply_probability
+        applied = torch.rand(shape, generator=generator, dtype=torch.float32) < variant.apply_probability
         if variant.strength == "level":
             levels = torch.randint(1, HIGHEST_LEVEL + 1, shape, generator=generator)
-            negative = torch.rand(shape, generator=generator) < 0.5
+            negative = torch.rand(shape, generator=generator, dtype=torch.float32) < 0.5
             values = self._magnitudes.values(choice, levels.double(), height, width, scale=LEVEL_SCALE)
             values = torch.where(negative & _SIGNED[choice], -values, values)
         else:
