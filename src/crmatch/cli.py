@@ -194,6 +194,25 @@ def show_augmentations(
     typer.echo(json.dumps({"picture": str(out)}) if json_ else f"The pictures are in {out}")
 
 
+@show.command("data")
+def show_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set, e.g. digits, or a setting.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the picture.")] = Path("data.png"),
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Draw a contact sheet: a few pictures of every class under its name."""
+    from crmatch.data.settings import parse_setting
+
+    setting = parse_setting(name if "@" in name else f"{name}@1", data_dir)
+    from crmatch.data.sets import load_data
+    from crmatch.report.contact_sheet import draw_contact_sheet
+
+    train = load_data(setting.data, data_dir).train
+    draw_contact_sheet(train, f"{setting.data}: {len(train):,} training images, {train.classes} classes", out)
+    typer.echo(json.dumps({"picture": str(out)}) if json_ else f"The picture is in {out}")
+
+
 @show.command("config")
 def show_config(
     setting: SettingArgument,

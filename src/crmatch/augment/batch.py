@@ -81,7 +81,7 @@ class BatchMaker:
     def pool(self, source: Literal["labeled", "unlabeled"], batch_size: int = 512) -> Iterator[Tensor]:
         """All images of a pool in order, unaugmented and normalized."""
         for rows in torch.split(self.labeled if source == "labeled" else self.unlabeled, batch_size):
-            yield self.normalizer(self.images[rows])
+            yield self.normalizer(self.images.index_select(0, rows))
 
     def pool_labels(self) -> Tensor:
         """Classes of the labeled pool: int64."""
@@ -97,7 +97,7 @@ class BatchMaker:
 
     def _augmented(self, view: View, rows: Tensor, step: int) -> Tensor:
         if view.augmentation == "none":
-            return self.images[rows]
+            return self.images.index_select(0, rows)
         weak = self._weak(view, rows, step)
         if view.augmentation == "weak":
             return weak
@@ -109,4 +109,4 @@ class BatchMaker:
         randomness = generator(self.seed, f"weak/{view.name}", step)
         offsets = torch.randint(0, 2 * self.padding + 1, (2, len(rows)), generator=randomness)
         mirrored = torch.rand(len(rows), generator=randomness) < (0.5 if self.mirror else 0.0)
-        return crop_and_mirror(self.images[rows], offsets[0], offsets[1], mirrored, self.padding)
+        return crop_and_mirror(self.images.index_select(0, rows), offsets[0], offsets[1], mirrored, self.padding)

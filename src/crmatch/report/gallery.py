@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from crmatch.augment.geometry import crop_and_mirror
@@ -18,12 +17,11 @@ from crmatch.augment.variants import RANDAUGMENT_OPERATIONS, VARIANTS, Magnitude
 from crmatch.data.images import resize
 from crmatch.errors import DataError
 from crmatch.randomness import generator
+from crmatch.report.pictures import GAP, PAPER, TILE, grid, save, tile, write
 
 EXAMPLES = 60
 COLUMNS = 10
-TILE = 64
 MARGIN = 8
-INK, PAPER = (32, 32, 32), (255, 255, 255)
 
 
 class Subject(NamedTuple):
@@ -76,27 +74,21 @@ def draw_gallery(subject: Subject, out: Path, variant: str = "paper", seed: int 
         (f"{EXAMPLES} weak views of one image", examples_figure(subject, variant, seed, strong=False)),
         ("Weak views above strong views", pairs_figure(subject, variant, seed)),
     ]
-    heading = ImageFont.load_default(20)
     width = max(figure.width for _, figure in figures) + 2 * MARGIN
     height = sum(figure.height + 44 for _, figure in figures) + MARGIN
     page = Image.new("RGB", (width, height), PAPER)
     pen, top = ImageDraw.Draw(page), MARGIN
     for title, figure in figures:
-        pen.text((MARGIN, top), f"{title} ({subject.name}, variant {variant})", INK, heading)
+        write(pen, (MARGIN, top), f"{title} ({subject.name}, variant {variant})", 20)
         page.paste(figure, (MARGIN, top + 32))
         top += figure.height + 44
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        page.save(out, "PNG")
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror}.\nChoose another --out.") from error
+    save(page, out)
 
 
 def operations_figure(subject: Subject, variant: str) -> Image.Image:
     """One row per operation, values rising from left to right, the original first."""
-    label, caption = ImageFont.load_default(14), ImageFont.load_default(11)
     left, row_height = 110, TILE + 18
-    figure = Image.new("RGB", (left + (COLUMNS + 1) * (TILE + 4), len(RANDAUGMENT_OPERATIONS) * row_height), PAPER)
+    figure = Image.new("RGB", (left + (COLUMNS + 1) * (TILE + GAP), len(RANDAUGMENT_OPERATIONS) * row_height), PAPER)
     pen = ImageDraw.Draw(figure)
     original = subject.images[:1]
     for row, name in enumerate(RANDAUGMENT_OPERATIONS):
@@ -106,26 +98,26 @@ def operations_figure(subject: Subject, variant: str) -> Image.Image:
         if name == "posterize":
             values = torch.arange(round(low), round(high) + 1, dtype=torch.float64)
         shown = apply_operation(name, original.expand(len(values), -1, -1, -1), values)
-        pen.text((0, row * row_height + TILE // 2 - 8), name, INK, label)
+        write(pen, (0, row * row_height + TILE // 2 - 8), name, 14)
         captions = ["original", *(f"{value:.3g}" if magnitude else "" for value in values.tolist())]
         for column, (image, text) in enumerate(zip(torch.cat([original, shown]), captions, strict=True)):
-            place = (left + column * (TILE + 4), row * row_height)
-            figure.paste(_tile(image), place)
-            pen.text((place[0] + 2, place[1] + TILE), text, INK, caption)
+            place = (left + column * (TILE + GAP), row * row_height)
+            figure.paste(tile(image), place)
+            write(pen, (place[0] + 2, place[1] + TILE), text, 11)
     return figure
 
 
 def examples_figure(subject: Subject, variant: str, seed: int, strong: bool) -> Image.Image:
     """Many augmented versions of the first image."""
     views = _views(subject.images[:1].expand(EXAMPLES, -1, -1, -1), subject.mirror, variant, seed, strong)
-    return _grid(views, COLUMNS)
+    return grid(views, COLUMNS)
 
 
 def pairs_figure(subject: Subject, variant: str, seed: int) -> Image.Image:
     """Several images: their weak views above their strong views."""
     images = subject.images[:COLUMNS]
     weak, strong = (_views(images, subject.mirror, variant, seed, kind) for kind in (False, True))
-    return _grid(torch.cat([weak, strong]), len(images))
+    return grid(torch.cat([weak, strong]), len(images))
 
 
 def _views(images: Tensor, mirror: bool, variant: str, seed: int, strong: bool) -> Tensor:
@@ -150,17 +142,3 @@ def _ends(magnitude: Magnitude, variant: str) -> tuple[float, float]:
     if VARIANTS[variant].signed and magnitude.start == 0:
         ends = [-ends[1], ends[1]]
     return ends[0], ends[1]
-
-
-def _tile(image: Tensor) -> Image.Image:
-    pixels = image.permute(1, 2, 0).numpy()
-    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else np.ascontiguousarray(pixels))
-    return picture.convert("RGB").resize((TILE, TILE), Image.Resampling.NEAREST)
-
-
-def _grid(images: Sequence[Tensor] | Tensor, columns: int) -> Image.Image:
-    rows = -(-len(images) // columns)
-    figure = Image.new("RGB", (columns * (TILE + 4), rows * (TILE + 4)), PAPER)
-    for index, image in enumerate(images):
-        figure.paste(_tile(image), (index % columns * (TILE + 4), index // columns * (TILE + 4)))
-    return figure
