@@ -100,10 +100,9 @@ def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2
 
 def training_of(spec: Any, data_dir: Path) -> Any:
     """The run of `spec` at its beginning."""
-    from crmatch.data.sets import load_data
-    from crmatch.data.settings import parse_setting
-    from crmatch.experiment import Experiment
+    from crmatch.experiment import Experiment, load_run_data
+    from crmatch.recipes import setting_of
     from crmatch.training.runtime import choose_runtime
 
-    data = load_data(parse_setting(spec.setting, data_dir).data, data_dir, spec.data.image_size)
-    return Experiment(spec, data, choose_runtime("cpu", spec.precision)).training()
+    data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
+    return Experiment(spec, *data, choose_runtime("cpu", spec.precision)).training()

@@ -23,6 +23,10 @@ NUMERICS = 1
 class DataSpec(Frozen):
     """Which images at which size, and which of them count as unlabeled."""
 
+    folder: str | None = None
+    """A folder of pictures of one's own; None: the data set that the setting names."""
+    labels_file: str | None = None
+    """A labels.csv that comes before the folder's own."""
     image_size: int = Field(32, ge=8)
     unlabeled: Literal["remaining", "all"] = "remaining"
     """Whether the labeled images are among the unlabeled ones."""

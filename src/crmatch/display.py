@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -83,6 +92,59 @@ class Display:
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
+
+
+class _Bar:
+    """A bar of rich on a terminal, nothing elsewhere."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bar: Progress | None = None
+        self._shows = self._console.is_terminal and not quiet
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the bar."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+class ByteProgress(_Bar):
+    """Progress of downloads, hashes and conversions, in bytes."""
+
+    def start(self, total: int | None, already: int, label: str) -> None:
+        """Something of `total` bytes begins, of which `already` are done."""
+        self.stop()
+        if self._shows:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self._bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=self._console)
+            self._bar.add_task(label, total=total, completed=already)
+            self._bar.start()
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes are done."""
+        if self._bar:
+            self._bar.advance(self._bar.task_ids[0], count)
+
+
+class PictureProgress(_Bar):
+    """Progress of decoding pictures."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` pictures are decoded."""
+        if self._shows and self._bar is None:
+            columns = (TextColumn("reading pictures"), BarColumn(), MofNCompleteColumn(), TextColumn("left"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
+            self._bar.add_task("", total=total)
+            self._bar.start()
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=done)
 
 
 def duration(seconds: float) -> str:

@@ -19,9 +19,10 @@ from crmatch.augment.normalize import Normalizer
 from crmatch.augment.policies import LearningPolicy, build_policy
 from crmatch.augment.views import Batch
 from crmatch.config import NUMERICS, RunSpec, differences
+from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
 from crmatch.data.sets import load_data
-from crmatch.data.settings import parse_setting
+from crmatch.data.settings import Setting, default_data_dir
 from crmatch.data.splits import Split, describe_split, make_split
 from crmatch.errors import DataError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
@@ -29,6 +30,7 @@ from crmatch.files import read_json, write_file, write_json
 from crmatch.methods.base import LossTerms, Models
 from crmatch.networks.build import build_network
 from crmatch.networks.outputs import Network
+from crmatch.recipes import setting_of
 from crmatch.results import CurveFile, Errors, RunDirectory, RunRecord, run_directory
 from crmatch.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from crmatch.training.loop import Curves, Observers, Training, train
@@ -53,10 +55,8 @@ class Progress(Protocol):
 class Experiment:
     """A spec with its data, ready to train; holds no file."""
 
-    def __init__(self, spec: RunSpec, data: DataSet, runtime: Runtime) -> None:
-        self.spec, self.data, self.runtime = spec, data, runtime
-        labels_per_class = int(spec.setting.rpartition("@")[2])
-        self.split: Split = make_split(data, labels_per_class, spec.split, spec.data.split_rule, spec.data.unlabeled)
+    def __init__(self, spec: RunSpec, data: DataSet, split: Split, runtime: Runtime) -> None:
+        self.spec, self.data, self.split, self.runtime = spec, data, split, runtime
         channels = data.train.images.shape[1]
         repeats = [channels if len(values) == 1 else 1 for values in (spec.data.mean, spec.data.std)]
         self.mean, self.std = list(spec.data.mean) * repeats[0], list(spec.data.std) * repeats[1]
@@ -136,6 +136,25 @@ class Experiment:
         return models.teacher if self.spec.method.evaluated == "ema" else models.student
 
 
+def load_run_data(spec: RunSpec, setting: Setting, data_dir: Path | None = None) -> tuple[DataSet, Split]:
+    """The images of a run and which of them are labeled: by the setting's rule, or as the folder has them."""
+    if setting.folder is None:
+        data = load_data(setting.data, data_dir, spec.data.image_size)
+        rule, unlabeled = spec.data.split_rule, spec.data.unlabeled
+        return data, make_split(data, setting.labels_per_class, spec.split, rule, unlabeled)
+    cache = (data_dir or default_data_dir()) / "folders"
+    pictures = load_folder(scan_folder(setting.folder, setting.labels_file), spec.data.image_size, cache)
+    rows = pictures.unlabeled_rows
+    if spec.data.unlabeled == "all":
+        rows = torch.cat([pictures.labeled_rows, rows])
+    if not len(rows):
+        raise RequestError(
+            f"{setting.folder} has no unlabeled pictures.\n"
+            "Put some into unlabeled/, or use the labeled ones as such: --set data.unlabeled=all"
+        )
+    return DataSet(pictures.train, pictures.test), Split(pictures.labeled_rows, rows)
+
+
 def run(
     spec: RunSpec,
     out: Path | str = "runs",
@@ -157,13 +176,12 @@ def run(
         progress: who watches.
         stop: asked before every step; True saves and raises `StoppedError`.
     """
-    setting = parse_setting(spec.setting, data_dir)
+    setting = setting_of(spec, data_dir)
     directory = run_directory(Path(out), spec, setting)
     if (finished := _finished(directory, spec, resume)) is not None:
         return finished
     runtime = choose_runtime(device, spec.precision)
-    data = load_data(setting.data, data_dir, spec.data.image_size)
-    experiment = Experiment(spec, data, runtime)
+    experiment = Experiment(spec, *load_run_data(spec, setting, data_dir), runtime)
     with _locked(directory):
         if (finished := _finished(directory, spec, resume)) is not None:
             return finished
@@ -211,7 +229,8 @@ def _locked(directory: RunDirectory) -> Iterator[None]:
 def _train(experiment: Experiment, directory: RunDirectory, progress: Progress | None, stop: Callable[[], bool]) -> RunRecord:
     spec, training = experiment.spec, experiment.training()
     train_set = experiment.data.train
-    description = describe_split(experiment.split, train_set, spec.setting, spec.split, spec.data.split_rule)
+    rule = "folder" if spec.data.folder else spec.data.split_rule
+    description = describe_split(experiment.split, train_set, spec.setting, spec.split, rule)
     checkpoint = load_checkpoint(directory.checkpoints)
     if checkpoint is None:
         write_json(directory.split, description)

@@ -7,10 +7,11 @@ each method's own paper, `quick` ours: minutes on a CPU instead of days on a GPU
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from crmatch.config import AugmentationSpec, DataSpec, RunSpec, differences
-from crmatch.data.settings import Setting
+from crmatch.data.settings import Setting, parse_setting
 from crmatch.errors import unknown
 from crmatch.methods import METHODS, build_method
 from crmatch.networks.config import NETWORKS, WideResNetConfig
@@ -49,9 +50,7 @@ def _paper(setting: Setting, method: str) -> RunSpec:
     return RunSpec(
         setting=setting.name,
         recipe="paper",
-        data=DataSpec(
-            image_size=setting.image_size, unlabeled="remaining" if ours else "all", split_rule=setting.defaults.split_rule
-        ),
+        data=_data(setting, setting.image_size, unlabeled="remaining" if ours else "all"),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="paper" if ours else "google"),
         network=NETWORKS[setting.defaults.network],
         method=build_method(method, _ties(method, "exclude" if ours else "include")),
@@ -77,13 +76,7 @@ def _usb(setting: Setting, method: str) -> RunSpec:
     return RunSpec(
         setting=setting.name,
         recipe="usb",
-        data=DataSpec(
-            image_size=setting.image_size,
-            unlabeled="all",
-            split_rule=setting.defaults.split_rule,
-            mean=mean,
-            std=std,
-        ),
+        data=_data(setting, setting.image_size, unlabeled="all", mean=mean, std=std),
         augmentation=AugmentationSpec(mirror=setting.data != "digits", variant="usb"),
         network=network,
         method=build_method(method, choices),
@@ -106,7 +99,7 @@ def _quick(setting: Setting, method: str) -> RunSpec:
     return RunSpec(
         setting=setting.name,
         recipe="quick",
-        data=DataSpec(image_size=size, split_rule=setting.defaults.split_rule),
+        data=_data(setting, size),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
         network=WideResNetConfig(filters=32 if setting.channels == 3 else 16, repeat=1, norm_momentum=0.1),
         method=build_method(method, choices),
@@ -132,6 +125,12 @@ RECIPES: dict[str, Callable[[Setting, str], RunSpec]] = {
 }
 
 
+def setting_of(spec: RunSpec, data_dir: Path | None = None) -> Setting:
+    """The setting a spec was made for."""
+    labels_file = Path(spec.data.labels_file) if spec.data.labels_file else None
+    return parse_setting(spec.data.folder or spec.setting, data_dir, labels_file)
+
+
 def variant(spec: RunSpec, setting: Setting) -> str:
     """What a run's directory says after its method: the recipe if it is not the default, then every changed key.
 
@@ -146,6 +145,17 @@ def variant(spec: RunSpec, setting: Setting) -> str:
             parts.append(f"{key}={text}")
     whole = ",".join(parts)
     return whole if len(whole) <= LONGEST_VARIANT else f"{whole[:40]}-{spec.hash}"
+
+
+def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
+    """Where the images are, at which size, split by which rule."""
+    return DataSpec(
+        folder=str(setting.folder) if setting.folder else None,
+        labels_file=str(setting.labels_file) if setting.labels_file else None,
+        image_size=image_size,
+        split_rule=setting.defaults.split_rule,
+        **choices,
+    )
 
 
 def _ties(method: str, ties: str) -> dict[str, Any]:

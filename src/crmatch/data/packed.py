@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +33,7 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 _BROKEN = (
     OSError, ValueError, EOFError, KeyError, RuntimeError, MemoryError, OverflowError, SyntaxError, TypeError,
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError,
 )  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def write_packed(path: Path, arrays: Mapping[str, Array | Rows], progress: Progr
                     layout = {"descr": description, "fortran_order": False, "shape": array.shape}
                     np.lib.format.write_array_header_1_0(member, layout)
                     rows = 0
-                    for chunk in array.chunks if isinstance(array, Rows) else _chunks(array):
+                    for chunk in array.chunks if isinstance(array, Rows) else chunks(array):
                         assert chunk.dtype == array.dtype
                         assert chunk.shape[1:] == array.shape[1:]
                         rows += len(chunk)
@@ -178,7 +179,8 @@ def _replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
 
 
-def _chunks(array: Array) -> Iterator[Array]:
+def chunks(array: Array) -> Iterator[Array]:
+    """The rows of an array in pieces of a few megabytes."""
     rows = max(1, CHUNK * len(array) // max(1, array.nbytes))
     return (array[start : start + rows] for start in range(0, len(array), rows))
 

@@ -1,4 +1,4 @@
-"""Settings: the paper's own notation "cifar10@4" and what it stands for, by data set.
+"""Settings: the paper's own notation "cifar10@4", or a folder of pictures, and what each stands for.
 
 Imports no torch: a wrong name is answered at once.
 """
@@ -50,11 +50,15 @@ class Setting(NamedTuple):
     """Side of the images as stored; where they are not square, the shorter one."""
     channels: int
     defaults: Benchmark
+    folder: Path | None = None
+    """Own pictures, where the labels are those of the folder."""
+    labels_file: Path | None = None
+    """A labels.csv that comes before the folder's own."""
 
     @property
     def name(self) -> str:
-        """The setting's canonical spelling."""
-        return f"{self.data}@{self.labels_per_class}"
+        """The setting's canonical spelling: a folder goes by its name."""
+        return self.data if self.folder else f"{self.data}@{self.labels_per_class}"
 
     @property
     def stem(self) -> str | None:
@@ -75,16 +79,25 @@ def default_data_dir() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "crmatch"
 
 
-def parse_setting(text: str, data_dir: Path | None = None) -> Setting:
-    """The setting written as `NAME@LABELS`.
+def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | None = None) -> Setting:
+    """The setting written as `NAME@LABELS`, or a folder of pictures by its path.
 
     A packed set of another name than the benchmarks' takes mirroring and decay from the benchmark its name begins with
     (`svhn_small` from `svhn`), the image size from its file, and WRN-28-2 up to 48 pixels whatever the stem says.
     """
+    if Path(text).is_dir() or os.sep in text:
+        return _folder_setting(Path(text), labels_file)
+    if labels_file is not None:
+        raise RequestError(
+            f"--labels goes with a folder of pictures, not with {text!r}.\nName a folder, or leave --labels out."
+        )
     data, at, labels = text.lower().partition("@")
     data = ALIASES.get(data, data)
     if not at or not labels.isdecimal() or int(labels) == 0:
-        raise RequestError(f"{text!r} is not a setting.\nWrite DATASET@LABELS_PER_CLASS, for example digits@4 or cifar10@25.")
+        raise RequestError(
+            f"{text!r} is not a setting.\n"
+            "Write DATASET@LABELS_PER_CLASS, for example digits@4 or cifar10@25, or the path of a folder of pictures."
+        )
     if data == "digits":
         return Setting(data, int(labels), DIGITS.image_size, 1, DIGITS)
     if data in BENCHMARKS:
@@ -96,6 +109,15 @@ def known_sets(data_dir: Path) -> list[str]:
     """Names of all data sets that can be asked for, packed files of `data_dir` included."""
     packed = {file.stem for file in data_dir.glob("*.npz")} if data_dir.is_dir() else set()
     return sorted({"digits", *BENCHMARKS, *packed})
+
+
+def _folder_setting(folder: Path, labels_file: Path | None) -> Setting:
+    from crmatch.data.decode import choose_size
+    from crmatch.data.folder import scan_folder
+
+    index = scan_folder(folder, labels_file)
+    side, channels = choose_size([index.folder / path for path in index.paths])
+    return Setting(index.folder.name, 0, side, channels, GENERIC, index.folder, labels_file and labels_file.resolve())
 
 
 def _packed_setting(data: str, labels: int, data_dir: Path) -> Setting:

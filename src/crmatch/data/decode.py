@@ -1,0 +1,312 @@
+"""Picture files in, uint8 pixels out: decoded in parallel, broken ones named. Imports no torch.
+
+A picture may be broken or hostile; then it is named with a reason, and nothing else happens. So pictures are read by worker
+processes (`python -m crmatch.data.decode`), which write finished rows straight into the file of pixels: a decoder that
+crashes costs one picture. Processes rather than threads, because opening a small picture is mostly Python (two threads are
+slower than one); started here rather than by multiprocessing, which would run the caller's script again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from crmatch.errors import DataError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+MOST_PIXELS = 50_000_000
+MOST_BYTES = 1 << 29
+SMALLEST_SIDE = 8
+LARGEST_CHOSEN_SIDE = 512
+HEADERS = 1000
+DECODER = 1
+"""Part of every cache's key; raise it when the pixels of any picture change."""
+_CHUNK = 32
+_ORIENTATION = 0x0112
+_TURN = Image.Transpose
+_TURNS = (None, None, _TURN.FLIP_LEFT_RIGHT, _TURN.ROTATE_180, _TURN.FLIP_TOP_BOTTOM, _TURN.TRANSPOSE, _TURN.ROTATE_270,
+          _TURN.TRANSVERSE, _TURN.ROTATE_90)  # fmt: skip
+"""What makes a picture upright, by EXIF orientation."""
+Pixels = NDArray[np.uint8]
+Progress = Callable[[int, int], None]
+"""Called with the number of pictures done and of pictures in all."""
+
+
+class Facts(NamedTuple):
+    """What a readable picture is: its upright size, whether it is stored as gray, and a hash of its decoded pixels."""
+
+    width: int
+    height: int
+    gray: bool
+    digest: str
+
+
+class PictureError(DataError):
+    """A picture that cannot be used; the message is the short reason."""
+
+
+def decode_picture(path: Path | str, size: int, channels: int) -> Pixels:
+    """One picture as uint8 (size, size, channels).
+
+    The first frame, upright by its EXIF orientation, transparency on white, 16-bit gray by its high byte, then resized and
+    center-cropped like `crmatch.data.images.resize`.
+
+    Raises:
+        PictureError: the picture is broken, too large, or of another format.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        content, _ = _decode(str(path), size, channels)
+    return np.frombuffer(bytearray(content), np.uint8).reshape(size, size, channels)
+
+
+def decode_pictures(
+    paths: Sequence[Path | str],
+    size: int,
+    channels: int,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Pixels, list[Facts | str]]:
+    """Many pictures, in parallel: uint8 (N, size, size, channels), zeros where broken; per picture its facts or the reason."""
+    found: list[Facts | str] = [""] * len(paths)
+    with tempfile.NamedTemporaryFile(prefix="crmatch-") as file:
+        file.truncate(len(paths) * size * size * channels)
+        jobs = [(row, str(path)) for row, path in enumerate(paths)]
+        for done, row, what in decode_rows(jobs, Path(file.name), size, channels, workers):
+            found[row] = what
+            if progress:
+                progress(done, len(paths))
+        return np.fromfile(file.name, np.uint8).reshape(-1, size, size, channels), found
+
+
+def choose_size(paths: Sequence[Path | str]) -> tuple[int, int]:
+    """(image size, channels) that suit the pictures, from the headers of at most 1,000 of them, evenly spaced.
+
+    The size is the median shorter side within 8..512. The channels are a first guess: 1 where every header says gray.
+    """
+    sides, gray = [], True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for path in paths[:: -(-len(paths) // HEADERS)]:
+            with contextlib.suppress(Exception), _open(str(path)) as picture:
+                sides.append(min(picture.size))
+                gray = gray and _is_gray(picture)
+    side = int(np.median(sides)) if sides else SMALLEST_SIDE
+    return min(max(side, SMALLEST_SIDE), LARGEST_CHOSEN_SIDE), 1 if gray else 3
+
+
+def _open(path: str) -> Image.Image:
+    """The picture with its header read and checked, not yet decoded."""
+    length = os.stat(path).st_size
+    if not 0 < length <= MOST_BYTES:
+        raise PictureError(f"larger than {MOST_BYTES >> 20} MiB" if length else "empty file")
+    picture = Image.open(path, formats=FORMATS)
+    if picture.width * picture.height > MOST_PIXELS:
+        picture.close()
+        raise Image.DecompressionBombError
+    return picture
+
+
+def _decode(path: str, size: int, channels: int) -> tuple[bytes, Facts]:
+    try:
+        with _open(path) as file:
+            file.load()
+            picture = _upright(file)
+            width, height = picture.size
+            gray = _is_gray(picture)
+            content = _square(_flat(picture).convert("L" if channels == 1 else "RGB"), size).tobytes()
+    except PictureError:
+        raise
+    except Exception as error:  # Pillow's readers raise anything on hostile files
+        raise PictureError(_reason(error)) from error
+    return content, Facts(width, height, gray, hashlib.blake2b(content, digest_size=8).hexdigest())
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).partition("\n")[0]
+    if isinstance(error, UnidentifiedImageError):
+        return "not a readable JPEG, PNG, WebP, BMP, TIFF or GIF picture"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {MOST_PIXELS // 1_000_000} million pixels"
+    if "truncated" in text.lower() or isinstance(error, EOFError):
+        return "truncated"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return f"damaged ({text[:80] or type(error).__name__})"
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    try:
+        turn = _TURNS[picture.getexif().get(_ORIENTATION, 1)]
+    except Exception:  # noqa: BLE001 - damaged EXIF says nothing about the pixels
+        turn = None
+    return picture if turn is None else picture.transpose(turn)
+
+
+def _is_gray(picture: Image.Image) -> bool:
+    """Whether the picture is stored as gray, by its mode or by a palette of grays."""
+    if picture.mode in ("P", "PA"):
+        colors = picture.getpalette("RGB") or []
+        return colors[0::3] == colors[1::3] == colors[2::3]
+    return picture.mode in ("1", "L", "LA", "La", "F") or picture.mode.startswith("I")
+
+
+def _flat(picture: Image.Image) -> Image.Image:
+    """Eight bits, nothing transparent: what shines through is white.
+
+    16-bit gray keeps its high byte, as Pillow does for 16-bit color. 32-bit integers and floats have no fixed white, so
+    each such picture is spread over its own range.
+    """
+    if picture.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.mode in ("I", "F"):
+        values = np.nan_to_num(np.asarray(picture, np.float32), posinf=0, neginf=0)
+        low, high = float(values.min()), float(values.max())
+        return Image.fromarray(np.rint((values - low) * (255 / ((high - low) or 1))).astype(np.uint8))
+    if not picture.has_transparency_data:
+        return picture
+    opaque = Image.new("RGBA", picture.size, "white")
+    opaque.alpha_composite(picture.convert("RGBA"))
+    return opaque.convert("RGB")
+
+
+def _square(picture: Image.Image, size: int) -> Image.Image:
+    """Shorter side resampled to `size`, center-cropped; to the bit what `crmatch.data.images.resize` does."""
+    width, height = picture.size
+    if width == height == size:
+        return picture
+    scale = size / min(height, width)
+    new_width, new_height = max(size, round(width * scale)), max(size, round(height * scale))
+    if new_width * new_height > MOST_PIXELS:
+        raise PictureError(f"too long and narrow ({width}x{height})")
+    left, top = (new_width - size) // 2, (new_height - size) // 2
+    resized = picture.resize((new_width, new_height), Image.Resampling.LANCZOS)
+    return resized.crop((left, top, left + size, top + size))
+
+
+def decode_rows(
+    jobs: Sequence[tuple[int, str]], target: Path, size: int, channels: int, workers: int | None = None
+) -> Iterator[tuple[int, int, Facts | str]]:
+    """Decode (row, path) pairs into rows of the file `target`; yields (pictures done, row, facts or reason), in any order."""
+    workers, done = workers or len(os.sched_getaffinity(0)), 0
+    length = max(1, min(_CHUNK, len(jobs) // (4 * workers)))
+    chunks = deque(list(jobs[start : start + length]) for start in range(0, len(jobs), length))
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+
+        def start() -> None:
+            worker = _Worker(target, size, channels)
+            stack.callback(worker.stop)
+            selector.register(worker.output, selectors.EVENT_READ, worker)
+
+        for _ in range(min(workers, len(chunks))):
+            start()
+        while selector.get_map():
+            for key, _ in selector.select():
+                worker: _Worker = key.data
+                answers = worker.receive()
+                dead = answers is None
+                if answers is None and len(worker.chunk) > 1:
+                    chunks.extendleft([job] for job in worker.chunk)  # once more, one by one, to find the culprit
+                elif answers is None:
+                    answers = [(row, "crashes the decoder") for row, _ in worker.chunk]
+                for row, found in answers or ():
+                    done += 1
+                    yield done, row, Facts(*found) if isinstance(found, list) else found
+                if chunks and not dead:
+                    worker.send(chunks.popleft())
+                    continue
+                selector.unregister(worker.output)
+                worker.stop()
+                if chunks:
+                    start()
+
+
+class _Worker:
+    """A decoding process: one line of JSON in, one line of JSON out; an empty first answer says that it is ready."""
+
+    def __init__(self, target: Path, size: int, channels: int) -> None:
+        search = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "crmatch.data.decode", str(target), str(size), str(channels)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search))},
+            start_new_session=True,  # Ctrl-C is for the parent, which then ends its workers
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.input, self.output = self.process.stdin, self.process.stdout
+        self.chunk: list[tuple[int, str]] = []
+
+    def send(self, chunk: list[tuple[int, str]]) -> None:
+        self.chunk = chunk
+        with contextlib.suppress(BrokenPipeError):  # a dead process shows when its answer is read
+            self.input.write(json.dumps(chunk).encode() + b"\n")
+            self.input.flush()
+
+    def receive(self) -> list[tuple[int, Any]] | None:
+        """What was found in the last chunk; None where the process died over it."""
+        line = self.output.readline()
+        if not line and not self.chunk:
+            raise DataError("the picture decoder does not start.\nRun `python -m crmatch.data.decode` to see why.")
+        answer = json.loads(line) if line.endswith(b"\n") else None
+        if isinstance(answer, str):
+            raise OSError(0, answer)
+        return answer
+
+    def stop(self) -> None:
+        self.process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self.input.close()
+        self.output.close()
+        self.process.wait()
+
+
+def _work(target: str, size: int, channels: int) -> None:
+    """The worker's side: decode what stdin names, write rows into the target, say on stdout what was found."""
+
+    def say(message: object) -> None:
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+    warnings.simplefilter("ignore")
+    Image.init()
+    length = size * size * channels
+    with open(target, "r+b", buffering=0) as file:
+        say([])
+        for line in sys.stdin:
+            answers: list[tuple[int, Facts | str]] = []
+            for row, path in json.loads(line):
+                try:
+                    content, facts = _decode(path, size, channels)
+                except PictureError as reason:
+                    answers.append((row, str(reason)))
+                    continue
+                try:
+                    if os.pwrite(file.fileno(), content, row * length) < length:
+                        raise OSError(0, "No space left on device")
+                except OSError as error:
+                    return say(error.strerror)
+                answers.append((row, facts))
+            say(answers)
+
+
+if __name__ == "__main__":
+    _work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
