@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
 from picture_corpus import (
     HEALTHY,
     broken_pictures,
@@ -20,6 +19,7 @@ from picture_corpus import (
     png,
     write_corpus,
 )
+from PIL import Image, ImageOps
 
 from crmatch.data.decode import Facts, PictureError, choose_size, decode_picture, decode_pictures
 from crmatch.data.images import resize

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from picture_corpus import encoded, picture, pixels, write_corpus
+from PIL import Image
 
 from crmatch.data import pixel_cache
 from crmatch.data.folder import FolderData, FolderIndex, load_folder, read_folder, scan_folder
