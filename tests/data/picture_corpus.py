@@ -46,6 +46,19 @@ def oriented(image: Image.Image, orientation: int, kind: str = "JPEG", **options
     return encoded(image, kind, exif=exif, **options)
 
 
+def seed_of(path: str) -> int:
+    """The seed of the picture that `draw` writes to a path."""
+    return zlib.crc32(path.encode())
+
+
+def draw(folder: Path, *paths: str, mode: str = "RGB", size: tuple[int, int] = (16, 16)) -> None:
+    """Write a PNG to each path below `folder`, every one of its own pixels."""
+    for path in paths:
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(encoded(picture(seed_of(path), mode, *size), "PNG"))
+
+
 def animated(seed: int, kind: str) -> bytes:
     frames = [picture(seed + number) for number in range(3)]
     return encoded(frames[0], kind, save_all=True, append_images=frames[1:], duration=50)

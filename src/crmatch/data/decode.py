@@ -204,7 +204,7 @@ def decode_rows(
     jobs: Sequence[tuple[int, str]], target: Path, size: int, channels: int, workers: int | None = None
 ) -> Iterator[tuple[int, int, Facts | str]]:
     """Decode (row, path) pairs into rows of the file `target`; yields (pictures done, row, facts or reason), in any order."""
-    workers, done = workers or len(os.sched_getaffinity(0)), 0
+    done, workers = 0, max(1, min(workers or len(os.sched_getaffinity(0)), len(jobs) // 16))
     length = max(1, min(_CHUNK, len(jobs) // (4 * workers)))
     chunks = deque(list(jobs[start : start + length]) for start in range(0, len(jobs), length))
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:

@@ -161,7 +161,7 @@ def _check_classes(folder: Path, wanted: list[str], labels: dict[str, str], test
 def _directories(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+            return sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}.\nMake it readable, or copy the pictures.") from error
 
@@ -177,13 +177,14 @@ class _Walk:
         self._linked: set[tuple[int, int]] = set()
 
     def walk(self, top: str) -> None:
-        waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [(top, ())]
+        whole = os.stat(self.root)
+        waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [(top, ((whole.st_dev, whole.st_ino),))]
         while waiting:
             relative, above = waiting.pop()
             try:
                 here = os.stat(self.root / relative)
                 with os.scandir(self.root / relative) as found:
-                    entries = [entry for entry in found if not entry.name.startswith(".")]
+                    entries = sorted((entry for entry in found if entry.name[0] != "."), key=lambda entry: entry.name)
             except OSError as error:
                 self.skip(relative or ".", str(error.strerror).lower())
                 continue

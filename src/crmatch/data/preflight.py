@@ -149,9 +149,7 @@ def _treatment(shapes: Sequence[tuple[int, int]], size: int) -> str:
     )
 
 
-def _duplicates(
-    index: FolderIndex, decoded: Decoded, roles: list[str], labels: list[int]
-) -> tuple[tuple[Duplicate, ...], int]:
+def _duplicates(index: FolderIndex, decoded: Decoded, roles: list[str], labels: list[int]) -> tuple[tuple[Duplicate, ...], int]:
     same: dict[str, list[int]] = defaultdict(list)
     for row, facts in enumerate(decoded.facts):
         same[facts.digest].append(row)

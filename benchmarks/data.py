@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Own pictures: how fast a folder of small PNG files is indexed, decoded and opened again, and what memory that takes.
+
+    python benchmarks/data.py [--pictures 60000] [--rounds 3] [--out docs/results]
+
+Against a bare loop of two processes that open each file with Pillow, convert it to RGB and make an array of it, and do
+nothing else; their start is not counted, ours is. Both take turns within one run, because timings on shared machines vary
+by a factor of two from minute to minute. Prints the table and writes data.md and data.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+SIDE = 32
+BARE, RATIO, RESTART, MEMORY = 2, 0.6, 2.0, 1.3
+
+
+def write_pictures(folder: Path, count: int) -> None:
+    """Noisy color gradients: labeled/ and test/ of ten classes, the rest unlabeled."""
+    random = np.random.default_rng(0)
+    gradient = np.linspace(0, 160, SIDE)
+    for number in range(count):
+        part = f"labeled/{number % 10}" if number < 40 else f"test/{number % 10}" if number % 6 == 0 else "unlabeled"
+        ramp = np.add.outer(gradient, gradient[:: 1 if number % 2 else -1])[..., None] * random.random(3)
+        pixels = np.clip(ramp + random.normal(20, 12, (SIDE, SIDE, 3)), 0, 255).astype(np.uint8)
+        path = folder / part / f"{number:06}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+
+
+def start(part: str, *arguments: object) -> subprocess.Popen[str]:
+    """A fresh process that has imported what it needs and waits for a line."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--part", part, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    answer(process)
+    return process
+
+
+def answer(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def say(value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def bare_part(folder: str, share: str) -> None:
+    """One of the bare loops: every second file."""
+    say("ready")
+    sys.stdin.readline()
+    paths = sorted(path for path in Path(folder).rglob("*.png"))
+    names = [str(path) for path in paths][int(share) :: BARE]
+    begin = time.perf_counter()
+    for name in names:
+        with Image.open(name) as picture:
+            np.asarray(picture.convert("RGB"))
+    say(time.perf_counter() - begin)
+
+
+def load_part(folder: str, cache: str) -> None:
+    """Scan and load, then touch every pixel."""
+    from crmatch.data.folder import load_folder, scan_folder
+    from crmatch.data.preflight import preflight
+
+    import torch  # isort: skip
+
+    torch.set_num_threads(1)
+    say("ready")
+    sys.stdin.readline()
+    times = [time.perf_counter()]
+    index = scan_folder(Path(folder))
+    times.append(time.perf_counter())
+    data = load_folder(index, None, Path(cache))
+    times.append(time.perf_counter())
+    preflight(index, data.decoded)
+    times.append(time.perf_counter())
+    say(
+        {
+            "scan": times[1] - times[0],
+            "load": times[2] - times[1],
+            "preflight": times[3] - times[2],
+            "bytes": data.decoded.pixels.nbytes,
+            "broken": len(data.broken),
+        }
+    )
+    sys.stdin.readline()
+    say(int(data.decoded.pixels[:, ::7].sum()))
+    sys.stdin.readline()
+
+
+def memory(process: int) -> dict[str, int]:
+    """Bytes a process and its children hold: their share of all pages, and of those the anonymous ones."""
+    total = {"Pss": 0, "Pss_Anon": 0}
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        for identifier in [str(process), *children]:
+            for line in Path(f"/proc/{identifier}/smaps_rollup").read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name in total:
+                    total[name] += int(value.split()[0]) * 1024
+    except OSError:
+        pass  # a worker has just ended
+    return total
+
+
+class Watch:
+    """The peaks of a process and its children, over what they held in the beginning."""
+
+    def __init__(self, process: int) -> None:
+        self.process, self.first, self.peak = process, memory(process), memory(process)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(0.05):
+            self.peak = {name: max(value, self.peak[name]) for name, value in memory(self.process).items()}
+
+    def stop(self) -> dict[str, int]:
+        """Peaks in bytes."""
+        self._end.set()
+        self._thread.join()
+        return {name: self.peak[name] - self.first[name] for name in self.first}
+
+
+def bare(folder: Path) -> float:
+    """Seconds of the slower of the two bare loops."""
+    processes = [start("bare", folder, share) for share in range(BARE)]
+    for process in processes:
+        go(process)
+    seconds = max(answer(process) for process in processes)
+    for process in processes:
+        process.communicate()
+    return float(seconds)
+
+
+def load(folder: Path, cache: Path, watched: bool = False) -> dict[str, Any]:
+    """Times of one start, or its peak memory: watching costs time."""
+    process = start("load", folder, cache)
+    watch = Watch(process.pid) if watched else None
+    go(process)
+    result: dict[str, Any] = answer(process)
+    go(process)
+    answer(process)
+    time.sleep(0.2)
+    if watch:
+        result |= watch.stop()
+    process.communicate("\n")
+    return result
+
+
+def measure(folder: Path, work: Path, count: int, rounds: int) -> dict[str, Any]:
+    """All figures."""
+    lines = []
+    for number in range(rounds):
+        cache = work / f"cache{number}"
+        seconds = bare(folder)
+        first, again = load(folder, cache), load(folder, cache)
+        shutil.rmtree(cache)
+        first |= {name: value for name, value in load(folder, cache, watched=True).items() if name.startswith("Pss")}
+        again |= {name: value for name, value in load(folder, cache, watched=True).items() if name.startswith("Pss")}
+        shutil.rmtree(cache)
+        lines.append(
+            {
+                "bare_per_second": count / seconds,
+                "first_per_second": count / (first["scan"] + first["load"]),
+                "ratio": seconds / (first["scan"] + first["load"]),
+                "scan_seconds": first["scan"],
+                "restart_seconds": again["scan"] + again["load"],
+                "preflight_seconds": again["preflight"],
+                "first_memory": first["Pss"] / first["bytes"],
+                "restart_memory": again["Pss"] / again["bytes"],
+                "first_anonymous_mb": first["Pss_Anon"] / 1e6,
+                "pixels_mb": first["bytes"] / 1e6,
+                "broken": first["broken"],
+            }
+        )
+        print(json.dumps(lines[-1]), file=sys.stderr)
+    return {"rounds": lines, "median": {key: statistics.median(line[key] for line in lines) for key in lines[0]}}
+
+
+def to_markdown(result: dict[str, Any]) -> str:
+    middle, rounds = result["median"], len(result["rounds"])
+    return f"""# Own pictures: reading cost
+
+Written by `{result["command"]}` on {result["machine"]}, on a machine that was busy with other work.
+{result["pictures"]:,} PNG files of {SIDE}x{SIDE} in color; medians of {rounds} rounds, in each of which all contenders take turns.
+The bare loop is two processes that open each file with Pillow, convert it to RGB and make an array of it; its start and
+its listing of files are not counted, ours are.
+
+| what | measured | wanted |
+|---|---|---|
+| bare loop of two processes, pictures per second | {middle["bare_per_second"]:,.0f} | |
+| first start (scan, decode, write the cache), pictures per second | {middle["first_per_second"]:,.0f} | |
+| ... as a share of the bare loop | {middle["ratio"]:.0%} | at least {RATIO:.0%} |
+| of that, scanning, s | {middle["scan_seconds"]:.2f} | |
+| start with a cache (scan and map), s | {middle["restart_seconds"]:.2f} | under {RESTART:.0f} |
+| preflight report (duplicates included), s | {middle["preflight_seconds"]:.2f} | |
+| first start, peak memory over the pixels' {middle["pixels_mb"]:.0f} MB | {middle["first_memory"]:.2f} | at most {MEMORY} |
+| start with a cache, peak memory over the pixels' bytes | {middle["restart_memory"]:.2f} | at most {MEMORY} |
+| first start, anonymous memory, MB | {middle["first_anonymous_mb"]:.0f} | |
+
+Memory, watched in starts of its own, is what the process and its decoding workers hold beyond the imports (proportional share of all pages, sampled every
+50 ms), with every pixel touched at the end; workers count from their start, imports included. The pixels themselves are
+pages of the cache's file, which the system may drop at any time.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=int, default=60_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        name, *arguments = options.part
+        {"bare": bare_part, "load": load_part}[name](*arguments)
+        return
+    with tempfile.TemporaryDirectory(prefix="crmatch-benchmark-") as directory:
+        write_pictures(Path(directory) / "pictures", options.pictures)
+        result = {
+            "command": " ".join(["python", "benchmarks/data.py", *sys.argv[1:]]),
+            "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}, Pillow {PIL.__version__}",
+            "pictures": options.pictures,
+            **measure(Path(directory) / "pictures", Path(directory), options.pictures, options.rounds),
+        }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "data.json").write_text(json.dumps(result, indent=2) + "\n")
+    (options.out / "data.md").write_text(to_markdown(result))
+    print(to_markdown(result))
+
+
+if __name__ == "__main__":
+    main()
