@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Own pictures: how fast a folder of small PNG files is indexed, decoded and opened again, and what memory that takes.
 
-    python benchmarks/data.py [--pictures 60000] [--rounds 3] [--out docs/results]
+    python benchmarks/data.py [--pictures 60000] [--rounds 3] [--gibibytes 4] [--out docs/results]
 
 Against a bare loop of two processes that open each file with Pillow, convert it to RGB and make an array of it, and do
 nothing else; their start is not counted, ours is. Both take turns within one run, because timings on shared machines vary
-by a factor of two from minute to minute. Prints the table and writes data.md and data.json.
+by a factor of two from minute to minute. Then the same for a set of some GiB of pixels, where only memory counts. Prints the
+tables and writes data.md and data.json.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ import PIL
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-SIDE = 32
+SIDE, LARGE_SIDE = 32, 256
 BARE, RATIO, RESTART, MEMORY = 2, 0.6, 2.0, 1.3
 
 
@@ -86,7 +88,7 @@ def bare_part(folder: str, share: str) -> None:
     say(time.perf_counter() - begin)
 
 
-def load_part(folder: str, cache: str) -> None:
+def load_part(folder: str, cache: str, size: str) -> None:
     """Scan and load, then touch every pixel."""
     from crmatch.data.folder import load_folder, scan_folder
     from crmatch.data.preflight import preflight
@@ -99,7 +101,7 @@ def load_part(folder: str, cache: str) -> None:
     times = [time.perf_counter()]
     index = scan_folder(Path(folder))
     times.append(time.perf_counter())
-    data = load_folder(index, None, Path(cache))
+    data = load_folder(index, int(size) or None, Path(cache))
     times.append(time.perf_counter())
     preflight(index, data.decoded)
     times.append(time.perf_counter())
@@ -113,7 +115,7 @@ def load_part(folder: str, cache: str) -> None:
         }
     )
     sys.stdin.readline()
-    say(int(data.decoded.pixels[:, ::7].sum()))
+    say(int(data.decoded.pixels[:, ::4].sum()))
     sys.stdin.readline()
 
 
@@ -163,9 +165,9 @@ def bare(folder: Path) -> float:
     return float(seconds)
 
 
-def load(folder: Path, cache: Path, watched: bool = False) -> dict[str, Any]:
+def load(folder: Path, cache: Path, watched: bool = False, size: int = 0) -> dict[str, Any]:
     """Times of one start, or its peak memory: watching costs time."""
-    process = start("load", folder, cache)
+    process = start("load", folder, cache, size)
     watch = Watch(process.pid) if watched else None
     go(process)
     result: dict[str, Any] = answer(process)
@@ -208,12 +210,33 @@ def measure(folder: Path, work: Path, count: int, rounds: int) -> dict[str, Any]
     return {"rounds": lines, "median": {key: statistics.median(line[key] for line in lines) for key in lines[0]}}
 
 
+def measure_large(work: Path, gibibytes: float) -> dict[str, Any]:
+    """A set larger than anyone would copy: a thousand pictures under many names, enlarged."""
+    count = int(gibibytes * 2**30) // (3 * LARGE_SIDE**2) + 1
+    write_pictures(work / "source", 1_000)
+    source = sorted((work / "source").rglob("*.png"))
+    for number in range(count):
+        picture = source[number % len(source)]
+        path = work / "large" / picture.relative_to(work / "source").with_name(f"{number:06}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.link(picture, path)
+    first, again = (load(work / "large", work / "large cache", watched=True, size=LARGE_SIDE) for _ in range(2))
+    return {
+        "pictures": count,
+        "gibibytes": first["bytes"] / 2**30,
+        "first_seconds": first["scan"] + first["load"],
+        "first_anonymous_mb": first["Pss_Anon"] / 1e6,
+        "restart_seconds": again["scan"] + again["load"],
+        "restart_anonymous_mb": again["Pss_Anon"] / 1e6,
+    }
+
+
 def to_markdown(result: dict[str, Any]) -> str:
-    middle, rounds = result["median"], len(result["rounds"])
+    middle, rounds, large = result["median"], len(result["rounds"]), result["large"]
     return f"""# Own pictures: reading cost
 
 Written by `{result["command"]}` on {result["machine"]}, on a machine that was busy with other work.
-{result["pictures"]:,} PNG files of {SIDE}x{SIDE} in color; medians of {rounds} rounds, in each of which all contenders take turns.
+{result["pictures"]:,} PNG files of {SIDE}x{SIDE} in color; medians of {rounds} rounds, in each of which all take turns.
 The bare loop is two processes that open each file with Pillow, convert it to RGB and make an array of it; its start and
 its listing of files are not counted, ours are.
 
@@ -229,9 +252,18 @@ its listing of files are not counted, ours are.
 | start with a cache, peak memory over the pixels' bytes | {middle["restart_memory"]:.2f} | at most {MEMORY} |
 | first start, anonymous memory, MB | {middle["first_anonymous_mb"]:.0f} | |
 
-Memory, watched in starts of its own, is what the process and its decoding workers hold beyond the imports (proportional share of all pages, sampled every
-50 ms), with every pixel touched at the end; workers count from their start, imports included. The pixels themselves are
-pages of the cache's file, which the system may drop at any time.
+Memory, watched in starts of its own, is what the process and its decoding workers hold beyond the imports (proportional
+share of all pages, sampled every 50 ms), with every pixel touched at the end; workers count from their start, imports
+included. The pixels themselves are pages of the cache's file, which the system may drop at any time.
+
+## Large sets
+
+{large["pictures"]:,} pictures at {LARGE_SIDE}x{LARGE_SIDE}: {large["gibibytes"]:.1f} GiB of pixels, mapped and all read once.
+
+| what | s | anonymous memory, MB |
+|---|---|---|
+| first start, workers included | {large["first_seconds"]:.1f} | {large["first_anonymous_mb"]:.0f} |
+| start with a cache | {large["restart_seconds"]:.2f} | {large["restart_anonymous_mb"]:.0f} |
 """
 
 
@@ -239,12 +271,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gibibytes", type=float, default=4)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
         name, *arguments = options.part
-        {"bare": bare_part, "load": load_part}[name](*arguments)
+        parts: dict[str, Callable[..., None]] = {"bare": bare_part, "load": load_part}
+        parts[name](*arguments)
         return
     with tempfile.TemporaryDirectory(prefix="crmatch-benchmark-") as directory:
         write_pictures(Path(directory) / "pictures", options.pictures)
@@ -253,6 +287,7 @@ def main() -> None:
             "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}, Pillow {PIL.__version__}",
             "pictures": options.pictures,
             **measure(Path(directory) / "pictures", Path(directory), options.pictures, options.rounds),
+            "large": measure_large(Path(directory), options.gibibytes),
         }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "data.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -21,7 +21,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (
     "crmatch", "crmatch.cli", "crmatch.config", "crmatch.recipes", "crmatch.results", "crmatch.methods", "crmatch.display",
     "crmatch.data.settings", "crmatch.data.packed", "crmatch.networks.config", "crmatch.training.plan",
-    "crmatch.augment.variants",
+    "crmatch.augment.variants", "crmatch.data.catalog", "crmatch.data.fetch", "crmatch.data.folder", "crmatch.data.preflight",
 )  # fmt: skip
 
 

@@ -39,9 +39,10 @@ def left_the_support(rates: dict[str, list[list[float]]]) -> int:
     )
 
 
-def learned(setting: str, data_dir: Path | None, out: Path, method: str) -> dict[str, Any]:
+def learned(setting: str, data_dir: Path | None, out: Path, method: str, **keys: Any) -> dict[str, Any]:
     spec = recipe(parse_setting(setting, data_dir), method, "quick")
-    record = run(replace(spec, **{"plan.steps": STEPS, "augmentation.policy": "ctaugment"}), out, data_dir=data_dir)
+    changes = {"plan.steps": STEPS, "augmentation.policy": "ctaugment", **keys}
+    record = run(replace(spec, **changes), out, data_dir=data_dir)
     assert record.policy is not None
     return record.policy
 
@@ -55,7 +56,8 @@ def test_on_digits_bins_leave_the_support(tmp_path: Path) -> None:
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the small real image sets are not on this machine")
 @pytest.mark.parametrize("method", ["fixmatch", "crmatch"])
 def test_on_photos_strong_distortions_lose_at_least_a_twentieth(tmp_path: Path, method: str) -> None:
-    rates = learned("cifar10_small@25", SHARED_DATA, tmp_path, method)
+    """With FixMatch's 64 labeled images per step: 300 steps of `quick`'s 16 give each bin only 30 updates of 1 %."""
+    rates = learned("cifar10_small@25", SHARED_DATA, tmp_path, method, **{"plan.labeled_batch_size": 64})
     inner, outer = thirds(rates)
     assert outer <= inner - 0.05
     assert left_the_support(rates) >= 1

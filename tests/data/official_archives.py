@@ -129,9 +129,9 @@ def svhn(seed: int = 0) -> Made:
     return Made(files, truth(data["train"], data["test"], [str(k) for k in range(10)]))
 
 
-def mat(images: Array, labels: Array, **more: Any) -> bytes:
+def mat(images: Array, labels: Array | None, compressed: bool = True) -> bytes:
     buffer = io.BytesIO()
-    savemat(buffer, {"X": images, "y": labels} | more, do_compression=True)
+    savemat(buffer, {"X": images} | ({} if labels is None else {"y": labels}), do_compression=compressed)
     return buffer.getvalue()
 
 
@@ -172,7 +172,8 @@ def truth(train: tuple[Array, Array], test: tuple[Array, Array], names: list[str
     }
 
 
-def mini_pictures(seed: int = 0, format: str = "PNG") -> dict[str, bytes]:
+@cache
+def mini_pictures(seed: int = 0) -> dict[str, bytes]:
     """Seven pictures of three classes, named as Ravi and Larochelle's lists name them."""
     random = np.random.default_rng(seed)
     pictures = {}
@@ -180,7 +181,7 @@ def mini_pictures(seed: int = 0, format: str = "PNG") -> dict[str, bytes]:
         for number in range(7):
             height, width = random.integers(90, 130, 2)
             buffer = io.BytesIO()
-            Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(buffer, format)
+            Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(buffer, "PNG", compress_level=1)
             pictures[f"{name}/{name}{number:08}.jpg"] = buffer.getvalue()
     return pictures
 
@@ -330,15 +331,29 @@ def hostile_content(kind: str, random: np.random.Generator, outside: Path) -> tu
         train = train[:position] + bytes([train[position] ^ 0xFF]) + train[position + 1 :]
     elif kind == "svhn noise":
         train = random.bytes(int(random.integers(1, 2000)))
+    elif kind == "svhn label bomb":  # the labels claim four gigabytes, and bring 64 MiB of them
+        train = mat(images, None) + _bomb(b"y", (37, 1), 0xF0000000)
     elif kind == "svhn bomb":
-        squeezed = zlib.compress(struct.pack("<2I", 14, 0xF0000000) + b"\0" * (64 << 20), 1)
-        train = train[:128] + struct.pack("<2I", 15, len(squeezed)) + squeezed
+        train = train[:128] + _bomb(b"X", (32, 32, 3, 1 << 20), 3072 << 20) + _bomb(b"y", (1 << 20, 1), 1 << 20)
+    elif kind == "svhn twice":
+        train += train[128:]
     return "svhn", good | {"train_32x32.mat": train}
+
+
+@cache
+def _bomb(name: bytes, shape: tuple[int, ...], size: int) -> bytes:
+    """A compressed MATLAB variable of class uint8 that claims `size` bytes, and brings 64 MiB."""
+    sizes = struct.pack(f"<{len(shape)}I", *shape)
+    content = struct.pack("<2I", 14, 0xF0000000) + struct.pack("<4I", 6, 8, 9, 0)
+    content += struct.pack("<2I", 5, len(sizes)) + sizes.ljust(-(-len(sizes) // 8) * 8, b"\0")
+    content += struct.pack("<2I", 1, len(name)) + name.ljust(8, b"\0") + struct.pack("<2I", 2, size)
+    squeezed = zlib.compress(content + b"\1" * (64 << 20), 1)
+    return struct.pack("<2I", 15, len(squeezed)) + squeezed
 
 
 def hostile_zip(kind: str, random: np.random.Generator, outside: Path) -> tuple[str, dict[str, bytes]]:
     """Zip files for mini-ImageNet."""
-    pictures = mini_pictures(int(random.integers(3)))
+    pictures = dict(mini_pictures(int(random.integers(3))))
     some = str(random.choice(sorted(pictures)))
     extra = zipfile.ZipInfo("notes.txt")
     payload = b"x"
@@ -351,7 +366,7 @@ def hostile_zip(kind: str, random: np.random.Generator, outside: Path) -> tuple[
     elif kind == "zip device":
         extra.external_attr = 0o020666 << 16
     elif kind == "zip bomb":
-        payload = b"\0" * (65 << 20)
+        payload = b"\0" * (1 << 20)
     elif kind == "zip broken picture":
         pictures[some] = pictures[some][: len(pictures[some]) // 2]
     elif kind == "zip huge picture":
@@ -372,7 +387,9 @@ def hostile_zip(kind: str, random: np.random.Generator, outside: Path) -> tuple[
             archive.writestr(name, content)
         archive.writestr(extra, payload, zipfile.ZIP_DEFLATED)
     content = buffer.getvalue()
-    if kind == "zip duplicate":
+    if kind == "zip bomb":
+        content = content.replace(struct.pack("<I", 1 << 20), struct.pack("<I", 1 << 30))
+    elif kind == "zip duplicate":
         content = content.replace(b"/n0153282900000001", b"/n0153282900000002")
     elif kind == "zip lying size":  # the directory says one byte, the data inflate to a megabyte
         content = zipped(pictures | {some: b"\0" * (1 << 20)}).replace(struct.pack("<I", 1 << 20), struct.pack("<I", 1))
@@ -393,6 +410,7 @@ CONTENT_KINDS = (
     "label too large", "batch too short", "batch too long", "eleven names", "names in bytes", "stl label zero",
     "stl label eleven", "stl folds", "stl unlabeled too short", "svhn label", "svhn half a label", "svhn shape", "svhn type",
     "svhn cells", "svhn count", "svhn no labels", "svhn truncated", "svhn flipped", "svhn noise", "svhn bomb",
+    "svhn label bomb", "svhn twice",
 )  # fmt: skip
 ZIP_KINDS = (
     "zip absolute", "zip parent", "zip symlink", "zip device", "zip bomb", "zip broken picture", "zip huge picture",

@@ -191,7 +191,7 @@ def write_corpus(folder: Path, count: int = 1_000, broken: bool = True) -> set[s
     for number in range(count):
         part = ("unlabeled", "unlabeled/more", "labeled/cat", "labeled/dog", "test/cat", "test/dog")[number % 6]
         at, place = divmod(number, count // len(bad))
-        if broken and place == at % 7:
+        if broken and place == at % min(7, count // len(bad)):
             name, content = bad[at]
             named.add(f"{part}/{number:04} {name}")
         else:

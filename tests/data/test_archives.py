@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import shutil
 import tarfile
 import time
 import tracemalloc
@@ -31,21 +32,22 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def test_two_hundred_hostile_archives_leave_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "outside").mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
     for number in range(200):
         generate, kind = HOSTILE[number % len(HOSTILE)]
-        name, files = generate(kind, np.random.default_rng(number), tmp_path / "outside")
-        source = write(tmp_path / "source" / str(number), files)
+        name, files = generate(kind, np.random.default_rng(number), outside)
+        source = write(tmp_path / "source", files)
         before = tree(tmp_path)
         with pytest.raises(DataError) as failure:
-            fetch(name, tmp_path / "cache" / str(number), source=source, catalog={name: entry(name, files)})
+            fetch(name, tmp_path / "cache", source=source, catalog={name: entry(name, files)})
         message = str(failure.value)
-        assert message.isprintable() or "\n" in message, kind
         assert len(message.splitlines()) == 2, (kind, message)
-        assert all(len(line) < 400 for line in message.splitlines()), (kind, message)
+        assert all(line.isprintable() and len(line) < 400 for line in message.splitlines()), (kind, message)
         assert failure.value.exit_code == 3
-        lock = f"cache/{number}/.{name}.npz.lock"
-        assert tree(tmp_path) - before <= {"cache", f"cache/{number}", lock}, kind
+        assert tree(tmp_path) - before == {"cache", f"cache/.{name}.npz.lock"}, kind
+        shutil.rmtree(tmp_path / "source")
+        shutil.rmtree(tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,7 @@ def test_two_hundred_hostile_archives_leave_nothing_behind(tmp_path: Path) -> No
         (hostile_tar, "trailing bomb"),
         (hostile_tar, "huge extended header"),
         (hostile_content, "svhn bomb"),
+        (hostile_content, "svhn label bomb"),
         (hostile_zip, "zip lying size"),
         (hostile_zip, "zip huge picture"),
     ],

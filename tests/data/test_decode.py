@@ -223,10 +223,9 @@ def test_stopping_halfway_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 def fake_python(path: Path, code: str) -> str:
     """An interpreter whose decoder is changed by `code`."""
     path.with_suffix(".py").write_text(
-        f"import os, sys\nfrom crmatch.data import decode\nreal = decode._decode\n{code}\n"
-        "decode._work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))\n"
+        f"import os, sys\nfrom crmatch.data import decode\nreal = decode._decode\n{code}\ndecode.work()\n"
     )
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {path.with_suffix(".py")} "$3" "$4" "$5"\n')
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {path.with_suffix(".py")} "$3" "$4" "$5" "$6"\n')
     path.chmod(0o755)
     return str(path)
 

@@ -135,9 +135,10 @@ def test_names_that_are_not_utf8_are_skipped_and_shown(folder: Path) -> None:
     assert named == ("unlabeled/\\udcff\\udcfe.png", "a name that is not UTF-8")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every directory")
 def test_unreadable_directories_are_reported(folder: Path) -> None:
     (folder / "unlabeled" / "deep").chmod(0)
+    if os.access(folder / "unlabeled" / "deep", os.R_OK):
+        pytest.skip("root may read every directory")
     try:
         index = scan_folder(folder)
         assert [tuple(named) for named in index.skipped] == [("unlabeled/deep", "permission denied")]
@@ -378,7 +379,7 @@ def test_a_second_start_decodes_nothing(folder: Path, tmp_path: Path, decodings:
     assert first.broken == second.broken
     assert torch.equal(first.train.images, second.train.images)
     assert first.train.fingerprint == second.train.fingerprint
-    assert first.decoded.facts == second.decoded.facts
+    assert (first.decoded.facts == second.decoded.facts).all()
     _, decoded = decodings.count(scan_folder(folder), tmp_path / "cache", image_size=20)
     assert len(decoded) == 9, "another size is another cache"
 

@@ -121,7 +121,8 @@ def test_mixed_sizes_are_said(tmp_path: Path) -> None:
 
 
 def test_all_fifty_broken_pictures_are_in_the_report(tmp_path: Path) -> None:
-    broken = write_corpus(tmp_path / "p")
+    broken = write_corpus(tmp_path / "p", 100)
+    assert len(broken) == 50
     found = look(tmp_path / "p")
     assert {named.path for named in found.unreadable} == broken
     assert {item["path"] for item in found.to_json()["unreadable"]} == broken

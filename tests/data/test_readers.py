@@ -20,6 +20,7 @@ from official_archives import (
     cifar10,
     entry,
     loopback,
+    mat,
     mini_lists,
     mini_pictures,
     svhn,
@@ -103,6 +104,18 @@ def test_a_set_of_two_files_is_taken_from_a_directory(tmp_path: Path, given: str
     assert np.array_equal(found["train_labels"], made.truth["train_labels"])
     assert {0, 1} <= set(found["train_labels"].tolist())
     assert (tmp_path / "train_32x32.mat").exists()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float64])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_every_way_to_store_svhn_is_read(tmp_path: Path, kind: type, compressed: bool) -> None:
+    made = svhn()
+    for part in ("train", "test"):
+        digits = np.array([[digit or 10] for digit in made.truth[f"{part}_labels"]], kind)
+        made.files[f"{part}_32x32.mat"] = mat(np.stack(list(made.truth[f"{part}_images"]), axis=3), digits, compressed)
+        (tmp_path / f"{part}_32x32.mat").write_bytes(made.files[f"{part}_32x32.mat"])
+    found = read_packed(fetch("svhn", tmp_path / "data", source=tmp_path, catalog={"svhn": entry("svhn", made.files)}))
+    assert all(np.array_equal(found[key], expected) for key, expected in made.truth.items())
 
 
 def test_svhn_extra_joins_the_training_images(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Patience(NamedTuple):
     timeout: float = 30
     """Without a byte, until the connection counts as broken."""
     failures: int = 5
-    """In a row and without a byte more, until the next mirror is tried."""
+    """In a row and without a step forward (a megabyte, or a twentieth of a small file), until the next mirror is tried."""
     pause: float = 1
     """Before the second attempt; doubles with each failure."""
     lock: float = 3600
@@ -161,8 +161,9 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
 
 
 def _receive_all(url: str, part: Path, size: int | None, progress: Progress | None, patience: Patience) -> None:
-    """Fill `part` from one mirror, over as many connections as it takes while each brings something new."""
-    furthest, failures = 0, 0
+    """Fill `part` from one mirror, over as many connections as it takes while they bring it forward."""
+    step = 1 << 20 if size is None else max(1, min(1 << 20, size // 20))
+    goal, failures = (part.stat().st_size if part.exists() else 0) + step, 0
     while True:
         have = part.stat().st_size if part.exists() else 0
         if size is not None and have > size:
@@ -174,8 +175,9 @@ def _receive_all(url: str, part: Path, size: int | None, progress: Progress | No
             return _receive(url, part, have, size, progress, patience.timeout)
         except _InterruptedError as error:
             reached = part.stat().st_size if part.exists() else 0
-            failures = 1 if reached > furthest else failures + 1
-            furthest = max(furthest, reached)
+            failures += 1
+            if reached >= goal:
+                goal, failures = reached + step, 1
             if failures >= patience.failures:
                 raise
             log.info("%s: %s; trying again", url, error)

@@ -1,9 +1,9 @@
 """Picture files in, uint8 pixels out: decoded in parallel, broken ones named. Imports no torch.
 
 A picture may be broken or hostile; then it is named with a reason, and nothing else happens. So pictures are read by worker
-processes (`python -m crmatch.data.decode`), which write finished rows straight into the file of pixels: a decoder that
-crashes costs one picture. Processes rather than threads, because opening a small picture is mostly Python (two threads are
-slower than one); started here rather than by multiprocessing, which would run the caller's script again.
+processes, which write finished rows straight into the file of pixels: a decoder that crashes costs one picture. Processes
+rather than threads, because opening a small picture is mostly Python (two threads are slower than one); started here
+rather than by multiprocessing, which would run the caller's script again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import selectors
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,8 @@ LARGEST_CHOSEN_SIDE = 512
 HEADERS = 1000
 DECODER = 1
 """Part of every cache's key; raise it when the pixels of any picture change."""
-_CHUNK = 32
+_LONGEST_CHUNK = 256
+_CHUNK_SECONDS = 0.1
 _ORIENTATION = 0x0112
 _TURN = Image.Transpose
 _TURNS = (None, None, _TURN.FLIP_LEFT_RIGHT, _TURN.ROTATE_180, _TURN.FLIP_TOP_BOTTOM, _TURN.TRANSPOSE, _TURN.ROTATE_270,
@@ -53,7 +55,11 @@ class Facts(NamedTuple):
     width: int
     height: int
     gray: bool
-    digest: str
+    digest: int
+
+
+FACTS = np.dtype([("width", np.int32), ("height", np.int32), ("gray", np.bool_), ("digest", np.uint64)])
+"""Many `Facts` as one array."""
 
 
 class PictureError(DataError):
@@ -130,12 +136,14 @@ def _decode(path: str, size: int, channels: int) -> tuple[bytes, Facts]:
             picture = _upright(file)
             width, height = picture.size
             gray = _is_gray(picture)
-            content = _square(_flat(picture).convert("L" if channels == 1 else "RGB"), size).tobytes()
+            flat, mode = _flat(picture), "L" if channels == 1 else "RGB"
+            content = _square(flat if flat.mode == mode else flat.convert(mode), size).tobytes()
     except PictureError:
         raise
     except Exception as error:  # Pillow's readers raise anything on hostile files
         raise PictureError(_reason(error)) from error
-    return content, Facts(width, height, gray, hashlib.blake2b(content, digest_size=8).hexdigest())
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    return content, Facts(width, height, gray, int.from_bytes(digest))
 
 
 def _reason(error: Exception) -> str:
@@ -204,9 +212,8 @@ def decode_rows(
     jobs: Sequence[tuple[int, str]], target: Path, size: int, channels: int, workers: int | None = None
 ) -> Iterator[tuple[int, int, Facts | str]]:
     """Decode (row, path) pairs into rows of the file `target`; yields (pictures done, row, facts or reason), in any order."""
-    done, workers = 0, max(1, min(workers or len(os.sched_getaffinity(0)), len(jobs) // 16))
-    length = max(1, min(_CHUNK, len(jobs) // (4 * workers)))
-    chunks = deque(list(jobs[start : start + length]) for start in range(0, len(jobs), length))
+    workers = max(1, min(workers or len(os.sched_getaffinity(0)), len(jobs) // 16))
+    waiting, suspects, done = deque(jobs), deque[tuple[int, str]](), 0
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
 
         def start() -> None:
@@ -214,7 +221,7 @@ def decode_rows(
             stack.callback(worker.stop)
             selector.register(worker.output, selectors.EVENT_READ, worker)
 
-        for _ in range(min(workers, len(chunks))):
+        for _ in range(workers if waiting else 0):
             start()
         while selector.get_map():
             for key, _ in selector.select():
@@ -222,41 +229,44 @@ def decode_rows(
                 answers = worker.receive()
                 dead = answers is None
                 if answers is None and len(worker.chunk) > 1:
-                    chunks.extendleft([job] for job in worker.chunk)  # once more, one by one, to find the culprit
+                    suspects.extend(worker.chunk)  # once more, one by one, to find the culprit
                 elif answers is None:
                     answers = [(row, "crashes the decoder") for row, _ in worker.chunk]
                 for row, found in answers or ():
                     done += 1
                     yield done, row, Facts(*found) if isinstance(found, list) else found
-                if chunks and not dead:
-                    worker.send(chunks.popleft())
-                    continue
-                selector.unregister(worker.output)
-                worker.stop()
-                if chunks:
-                    start()
+                if dead or not (waiting or suspects):
+                    selector.unregister(worker.output)
+                    worker.stop()
+                    if waiting or suspects:
+                        start()
+                elif suspects:
+                    worker.send([suspects.popleft()])
+                else:
+                    worker.send([waiting.popleft() for _ in range(min(worker.pace, len(waiting)))])
 
 
 class _Worker:
     """A decoding process: one line of JSON in, one line of JSON out; an empty first answer says that it is ready."""
 
     def __init__(self, target: Path, size: int, channels: int) -> None:
-        search = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from crmatch.data import decode; decode.work()"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "crmatch.data.decode", str(target), str(size), str(channels)],
+            [sys.executable, "-c", code, json.dumps(sys.path), str(target), str(size), str(channels)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search))},
             start_new_session=True,  # Ctrl-C is for the parent, which then ends its workers
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.input, self.output = self.process.stdin, self.process.stdout
         self.chunk: list[tuple[int, str]] = []
+        self.pace = 4
+        """How many pictures to send at once: as many as take about a tenth of a second."""
 
     def send(self, chunk: list[tuple[int, str]]) -> None:
-        self.chunk = chunk
+        self.chunk, self._sent = chunk, time.perf_counter()
         with contextlib.suppress(BrokenPipeError):  # a dead process shows when its answer is read
             self.input.write(json.dumps(chunk).encode() + b"\n")
             self.input.flush()
@@ -265,10 +275,16 @@ class _Worker:
         """What was found in the last chunk; None where the process died over it."""
         line = self.output.readline()
         if not line and not self.chunk:
-            raise DataError("the picture decoder does not start.\nRun `python -m crmatch.data.decode` to see why.")
+            raise DataError(
+                f"the picture decoder does not start (exit code {self.process.wait()}).\n"
+                "Check this installation: python -c 'import crmatch.data.decode'"
+            )
         answer = json.loads(line) if line.endswith(b"\n") else None
         if isinstance(answer, str):
             raise OSError(0, answer)
+        if self.chunk:
+            slow = time.perf_counter() - self._sent > _CHUNK_SECONDS
+            self.pace = max(1, self.pace // 2) if slow else min(2 * self.pace, _LONGEST_CHUNK)
         return answer
 
     def stop(self) -> None:
@@ -279,8 +295,9 @@ class _Worker:
         self.process.wait()
 
 
-def _work(target: str, size: int, channels: int) -> None:
+def work() -> None:
     """The worker's side: decode what stdin names, write rows into the target, say on stdout what was found."""
+    target, size, channels = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
     def say(message: object) -> None:
         sys.stdout.write(json.dumps(message) + "\n")
@@ -306,7 +323,3 @@ def _work(target: str, size: int, channels: int) -> None:
                     return say(error.strerror)
                 answers.append((row, facts))
             say(answers)
-
-
-if __name__ == "__main__":
-    _work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

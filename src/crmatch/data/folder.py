@@ -11,6 +11,7 @@ import os
 import posixpath
 import stat
 import unicodedata
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -86,35 +87,42 @@ def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
         raise RequestError(f"there is no folder {folder}.\nName a folder with labeled/<class>/ and unlabeled/ in it.")
     if labels_file is None and (folder / LABELS_FILE).is_file():
         labels_file = folder / LABELS_FILE
-    directories, walk = _directories(folder), _Walk(folder)
-    sorted_parts = ("labeled", "test") if "labeled" in directories else ("test",)
-    if "labeled" in directories:
-        for name in directories:
-            if name in ("labeled", "unlabeled", "test"):
-                walk.walk(name)
-            else:
-                walk.skip(name, "neither labeled/, unlabeled/ nor test/")
-    elif labels_file is not None:
-        walk.walk("")
-    else:
-        raise DataError(
-            f"{folder} has neither labeled/ nor {LABELS_FILE} (directories found: {some(directories) or 'none'}).\n"
-            f"Put labeled pictures into labeled/<class>/ and the others into unlabeled/, or write {LABELS_FILE}: path,label"
-        )
+    walk = _Walk(folder)
+    classes = _walk_parts(walk, labels_file is not None)
     places = {}
     for path in list(walk.files):
         part, *below = path.split("/", 2)
-        if part in sorted_parts and len(below) == 2:
-            places[path] = (part, below[0])
-        elif part in sorted_parts and len(below) == 1:
-            walk.skip(path, "lies outside any class directory")
-            del walk.files[path]
+        if part == "test" or (part == "labeled" and classes is not None):
+            if len(below) == 2:
+                places[path] = (part, below[0])
+            elif below:
+                walk.skip(path, "lies outside any class directory")
+                del walk.files[path]
     labels = {path: name for path, (part, name) in places.items() if part == "labeled"}
     test = {path: name for path, (part, name) in places.items() if part == "test"}
     if labels_file is not None:
         labels |= _read_labels(labels_file, walk, test)
-    _check_classes(folder, _directories(folder / "labeled") if "labeled" in directories else [], labels, test)
+    _check_classes(folder, classes or [], labels, test)
     return _index(walk, places, labels, test)
+
+
+def _walk_parts(walk: _Walk, has_labels_file: bool) -> list[str] | None:
+    """Find all pictures; the class directories in labeled/, or None where there is no labeled/."""
+    folder, parts = walk.root, _directories(walk.root)
+    if "labeled" in parts:
+        for name in parts:
+            if name in ("labeled", "unlabeled", "test"):
+                walk.walk(name)
+            else:
+                walk.skip(name, "neither labeled/, unlabeled/ nor test/")
+        return _directories(folder / "labeled")
+    if not has_labels_file:
+        raise DataError(
+            f"{folder} has neither labeled/ nor {LABELS_FILE} (directories found: {some(parts) or 'none'}).\n"
+            f"Put labeled pictures into labeled/<class>/ and the others into unlabeled/, or write {LABELS_FILE}: path,label"
+        )
+    walk.walk("")
+    return None
 
 
 def _index(walk: _Walk, places: dict[str, tuple[str, str]], labels: dict[str, str], test: dict[str, str]) -> FolderIndex:
@@ -134,7 +142,7 @@ def _index(walk: _Walk, places: dict[str, tuple[str, str]], labels: dict[str, st
         paths=tuple(paths),
         labels=np.array([number[known[path]] if path in known else UNLABELED for path in paths], np.int64),
         training=len(paths) - len(test),
-        stats=np.array([walk.files[path] for path in paths], np.int64),
+        stats=np.array(walk.stats, np.int64).reshape(-1, 3)[[walk.files[path] for path in paths]],
         skipped=tuple(sorted(walk.skipped)),
         ignored=dict(walk.ignored),
     )
@@ -171,58 +179,65 @@ class _Walk:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.files: dict[str, tuple[int, int, int]] = {}
+        self.files: dict[str, int] = {}
+        """Place of each picture in `stats`."""
+        self.stats = array("q")
         self.skipped: list[Named] = []
         self.ignored: Counter[str] = Counter()
         self._linked: set[tuple[int, int]] = set()
 
     def walk(self, top: str) -> None:
-        whole = os.stat(self.root)
-        waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [(top, ((whole.st_dev, whole.st_ino),))]
+        waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [(top, (_identity(os.stat(self.root)),))]
         while waiting:
             relative, above = waiting.pop()
             try:
-                here = os.stat(self.root / relative)
-                with os.scandir(self.root / relative) as found:
-                    entries = sorted((entry for entry in found if entry.name[0] != "."), key=lambda entry: entry.name)
+                above = (*above, _identity(os.stat(self.root / relative)))
+                with os.scandir(self.root / relative) as found:  # files are let go at once: an entry keeps its large status
+                    directories = [entry for entry in found if entry.name[0] != "." and self._look(entry, relative)]
             except OSError as error:
                 self.skip(relative or ".", str(error.strerror).lower())
                 continue
-            above = (*above, (here.st_dev, here.st_ino))
-            for entry in entries:
-                path = f"{relative}/{entry.name}" if relative else entry.name
-                try:
-                    if not entry.is_dir():
-                        self._note(entry, path)
-                    elif not entry.is_symlink() or self._may_follow(entry, path, above):
-                        waiting.append((path, above))
-                except OSError as error:
-                    self.skip(path, "a link that leads nowhere" if entry.is_symlink() else str(error.strerror).lower())
+            for entry in sorted(directories, key=lambda entry: entry.name):
+                path = posixpath.join(relative, entry.name)
+                if not entry.is_symlink() or self._may_follow(path, _identity(entry.stat()), above):
+                    waiting.append((path, above))
 
     def skip(self, path: str, reason: str) -> None:
         self.skipped.append(Named(path.encode("utf-8", "backslashreplace").decode(), reason))
 
-    def _may_follow(self, entry: os.DirEntry[str], path: str, above: Iterable[tuple[int, int]]) -> bool:
-        status = entry.stat()
-        target = (status.st_dev, status.st_ino)
+    def _may_follow(self, path: str, target: tuple[int, int], above: Iterable[tuple[int, int]]) -> bool:
         if target in above or target in self._linked:
             self.skip(path, "a link in a circle" if target in above else "a second link to the same directory")
             return False
         self._linked.add(target)
         return True
 
-    def _note(self, entry: os.DirEntry[str], path: str) -> None:
-        extension = posixpath.splitext(entry.name)[1].lower()
-        if extension not in EXTENSIONS:
-            self.ignored[extension] += 1
-            return
-        status = entry.stat()
+    def _look(self, entry: os.DirEntry[str], relative: str) -> bool:
+        """Whether `entry` is a directory; a picture is noted down."""
+        path = f"{relative}/{entry.name}" if relative else entry.name
+        try:
+            if entry.is_dir():
+                return True
+            _, dot, ending = entry.name.rpartition(".")
+            if dot + ending.lower() not in EXTENSIONS:
+                self.ignored[dot + ending.lower() if dot else ""] += 1
+                return False
+            status = entry.stat()
+        except OSError as error:
+            self.skip(path, "a link that leads nowhere" if entry.is_symlink() else str(error.strerror).lower())
+            return False
         if not stat.S_ISREG(status.st_mode):
             self.skip(path, "not a regular file")
-        elif path.encode("utf-8", "replace").decode() != path:
+        elif not path.isascii() and path.encode("utf-8", "replace").decode() != path:
             self.skip(path, "a name that is not UTF-8")
         else:
-            self.files[path] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            self.files[path] = len(self.files)
+            self.stats.extend((status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return False
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def some(names: Iterable[str], most: int = 5) -> str:

@@ -6,6 +6,7 @@ so that a killed writer leaves nothing that would be read.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -18,14 +19,14 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from crmatch.data.decode import SMALLEST_SIDE, Facts, Pixels, Progress, choose_size, decode_rows
+from crmatch.data.decode import FACTS, SMALLEST_SIDE, Pixels, Progress, choose_size, decode_rows
 from crmatch.errors import DataError, RequestError
 from crmatch.files import read_json, write_file
 
 DECODER = 1
-"""Part of every cache's key; raise it when the pixels of any picture change."""
+"""Part of every cache's name; raise it when the pixels of any picture change."""
 _INDEX = "index.json"
-_COPIED_ROWS_BYTES = 1 << 25
+_BLOCK_BYTES = 1 << 24
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named from Python 3.13 on
 
 
@@ -40,7 +41,17 @@ class Listing(NamedTuple):
     @property
     def key(self) -> str:
         """Changes when any picture does."""
-        return _hash("\0".join(self.paths).encode(), np.ascontiguousarray(self.stats).tobytes())
+        return _hash("\0".join(self.paths).encode(), np.ascontiguousarray(self.stats).tobytes()).hex()
+
+    @property
+    def states(self) -> NDArray[np.uint64]:
+        """(N,): each changes when its picture does."""
+        hashes = (_hash(path.encode(), row.tobytes()) for path, row in zip(self.paths, self.stats, strict=True))
+        return np.frombuffer(b"".join(value[:8] for value in hashes), np.uint64)
+
+    def suited(self) -> tuple[int, int]:
+        """Image size and channels that suit the pictures."""
+        return choose_size([f"{self.folder}/{path}" for path in self.paths])
 
 
 class Decoded(NamedTuple):
@@ -49,13 +60,13 @@ class Decoded(NamedTuple):
     Attributes:
         pixels: uint8 (R, size, size, channels), mapped; writing into it changes nothing on disk.
         rows: int64 (R,): position of each in the listing, ascending.
-        facts: what each is.
+        facts: (R,) of type `FACTS`: what each is.
         broken: reason by position in the listing.
     """
 
     pixels: Pixels
     rows: NDArray[np.int64]
-    facts: list[Facts]
+    facts: NDArray[Any]
     broken: dict[int, str]
 
 
@@ -64,20 +75,23 @@ def cached_pixels(listing: Listing, size: int | None, cache_dir: Path, progress:
 
     When some of the pictures have changed, only those are decoded again. One channel where every readable one is gray.
     """
-    chosen, channels = choose_size([f"{listing.folder}/{path}" for path in listing.paths])
-    size = size or chosen
+    if size is None:
+        size, _ = listing.suited()
     if size < SMALLEST_SIDE:
         raise RequestError(f"image size {size} is too small.\nUse {SMALLEST_SIDE} pixels or more.")
-    slot = cache_dir / _hash(f"{listing.folder}\0{size}\0{DECODER}".encode())
+    key = listing.key
+    slot = cache_dir / _hash(f"{listing.folder}\0{size}\0{DECODER}".encode()).hex()
     try:
         index = _read_index(slot)
-        if index is None or index["key"] != listing.key:
-            slot.mkdir(parents=True, exist_ok=True)
-            with FileLock(slot / "lock"):
-                index = _read_index(slot)
-                if index is None or index["key"] != listing.key:
-                    index = _Writer(slot, listing, size, index, progress).write(channels)
-        return _open(slot, index, len(listing.paths))
+        if index is not None and index["key"] == key:
+            with contextlib.suppress(FileNotFoundError):  # another process has just replaced it
+                return _open(slot, index)
+        slot.mkdir(parents=True, exist_ok=True)
+        with FileLock(slot / "lock"):
+            index = _read_index(slot)
+            if index is None or index["key"] != key:
+                index = _Writer(slot, listing, size, progress).write(index)
+            return _open(slot, index)
     except OSError as error:
         raise DataError(
             f"decoded pictures cannot be kept in {slot}: {error.strerror or error}.\n"
@@ -85,11 +99,8 @@ def cached_pixels(listing: Listing, size: int | None, cache_dir: Path, progress:
         ) from error
 
 
-def _hash(*parts: bytes) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+def _hash(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
 
 def _read_index(slot: Path) -> dict[str, Any] | None:
@@ -101,10 +112,13 @@ def _read_index(slot: Path) -> dict[str, Any] | None:
         return None
 
 
-def _open(slot: Path, index: dict[str, Any], count: int) -> Decoded:
+def _open(slot: Path, index: dict[str, Any]) -> Decoded:
     broken = {row: reason for row, reason in index["broken"]}
-    rows = np.setdiff1d(np.arange(count), np.array(list(broken), np.int64), assume_unique=True)
-    return Decoded(_map(slot / index["pixels"], index["shape"]), rows, [Facts(*facts) for facts in index["facts"]], broken)
+    rows = np.delete(np.arange(len(index["states"])), list(broken))
+    facts = np.empty(len(rows), FACTS)
+    for name, values in index["facts"].items():
+        facts[name] = values
+    return Decoded(_map(slot / index["pixels"], index["shape"]), rows, facts, broken)
 
 
 def _map(path: Path, shape: Sequence[int]) -> Pixels:
@@ -121,20 +135,21 @@ def _map(path: Path, shape: Sequence[int]) -> Pixels:
 class _Writer:
     """Fills a slot, under its lock."""
 
-    def __init__(self, slot: Path, listing: Listing, size: int, old: dict[str, Any] | None, progress: Progress | None) -> None:
-        self.slot, self.listing, self.size, self.old, self.progress = slot, listing, size, old, progress
+    def __init__(self, slot: Path, listing: Listing, size: int, progress: Progress | None) -> None:
+        self.slot, self.listing, self.size, self.progress = slot, listing, size, progress
         self.temporary = slot / "pixels.tmp"
+        self.states = listing.states
+        self.facts = np.empty(len(listing.paths), FACTS)
+        self.broken: dict[int, str] = {}
 
-    def write(self, channels: int) -> dict[str, Any]:
-        """Decode everything, with `channels` as the first guess, and return the index."""
+    def write(self, old: dict[str, Any] | None) -> dict[str, Any]:
+        """Decode what has changed since `old`, the slot's index so far; returns the new index."""
         name = f"pixels-{self.listing.key}"
         try:
-            found = self._decode(channels)
-            gray = all(facts.gray for facts in found if isinstance(facts, Facts))
-            if gray != (channels == 1):
-                channels = 1 if gray else 3
-                found = self._decode(channels)
-            shape = self._close_gaps(found, channels)
+            channels = old["shape"][-1] if old else self.listing.suited()[1]
+            if (needed := self._decode(channels, old)) != channels:
+                channels = self._decode(needed, old)
+            rows = self._close_gaps(channels)
             os.replace(self.temporary, self.slot / name)
         finally:
             self.temporary.unlink(missing_ok=True)
@@ -142,11 +157,10 @@ class _Writer:
             "folder": str(self.listing.folder),
             "key": self.listing.key,
             "pixels": name,
-            "shape": shape,
-            "facts": [facts for facts in found if isinstance(facts, Facts)],
-            "broken": [(row, facts) for row, facts in enumerate(found) if isinstance(facts, str)],
-            "paths": list(self.listing.paths),
-            "stats": self.listing.stats.tolist(),
+            "shape": [len(rows), self.size, self.size, channels],
+            "broken": sorted(self.broken.items()),
+            "states": self.states.tolist(),
+            "facts": {field: self.facts[field][rows].tolist() for field in FACTS.names or ()},
         }
         write_file(self.slot / _INDEX, json.dumps(index).encode())
         for file in self.slot.glob("pixels-*"):
@@ -154,63 +168,57 @@ class _Writer:
                 file.unlink()
         return index
 
-    def _decode(self, channels: int) -> list[Facts | str]:
-        """Facts or reason per picture; stops early where one channel turns out not to be enough."""
-        paths = self.listing.paths
-        self._reserve(len(paths) * self.size**2 * channels)
-        found = self._copy_known(channels)
-        known = len(found)
-        jobs = [(row, f"{self.listing.folder}/{path}") for row, path in enumerate(paths) if row not in found]
-        for done, row, facts in decode_rows(jobs, self.temporary, self.size, channels):
-            found[row] = facts
-            if isinstance(facts, Facts) and not facts.gray and channels == 1:
-                return [facts]
+    def _decode(self, channels: int, old: dict[str, Any] | None) -> int:
+        """Fill the temporary file; returns the channels needed, at once where one is not enough."""
+        paths, self.broken = self.listing.paths, {}
+        self.temporary.unlink(missing_ok=True)  # a killed writer's last worker may still hold it
+        with open(self.temporary, "wb") as file:  # ask for the disk space before the work
+            os.posix_fallocate(file.fileno(), 0, len(paths) * self.size**2 * channels)
+        todo = np.ones(len(paths), bool)
+        if old is not None and old["shape"][-1] == channels:
+            self._copy(_open(self.slot, old), np.array(old["states"], np.uint64), todo)
+        jobs = [(row, f"{self.listing.folder}/{paths[row]}") for row in np.flatnonzero(todo).tolist()]
+        for done, row, found in decode_rows(jobs, self.temporary, self.size, channels):
+            if isinstance(found, str):
+                self.broken[row] = found
+            elif channels == 1 and not found.gray:
+                return 3
+            else:
+                self.facts[row] = found
             if self.progress:
-                self.progress(known + done, len(paths))
-        return [found[row] for row in range(len(paths))]
+                self.progress(len(paths) - len(jobs) + done, len(paths))
+        return 1 if np.delete(self.facts["gray"], list(self.broken)).all() else 3
 
-    def _reserve(self, length: int) -> None:
-        """Ask for the disk space before the work."""
-        with open(self.temporary, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, length)
+    def _copy(self, old: Decoded, states: NDArray[np.uint64], todo: NDArray[np.bool_]) -> None:
+        """Take over what is known of pictures that have not changed since the slot was last filled."""
+        _, now, before = np.intersect1d(self.states, states, return_indices=True)
+        place = np.full(len(states), -1)
+        place[old.rows] = np.arange(len(old.rows))
+        target = np.memmap(self.temporary, np.uint8, "r+", shape=(len(todo), *old.pixels.shape[1:]))
+        for row, was in zip(now.tolist(), before.tolist(), strict=True):
+            if was in old.broken:
+                self.broken[row] = old.broken[was]
+            else:
+                target[row], self.facts[row] = old.pixels[place[was]], old.facts[place[was]]
+        todo[now] = False
 
-    def _copy_known(self, channels: int) -> dict[int, Facts | str]:
-        """Copy the rows of pictures that have not changed since the slot was last filled."""
-        if self.old is None or self.old["shape"][-1] != channels:
-            return {}
-        old = _open(self.slot, self.old, len(self.old["paths"]))
-        states = map(tuple, self.old["stats"])
-        position = {state: row for row, state in enumerate(zip(self.old["paths"], states, strict=True))}
-        stored = {int(row): place for place, row in enumerate(old.rows)}
-        found: dict[int, Facts | str] = {}
-        target = np.memmap(self.temporary, np.uint8, "r+", shape=(len(self.listing.paths), *old.pixels.shape[1:]))
-        for row, state in enumerate(zip(self.listing.paths, map(tuple, self.listing.stats.tolist()), strict=True)):
-            before = position.get(state)
-            if before in stored:
-                target[row] = old.pixels[stored[before]]
-                found[row] = old.facts[stored[before]]
-            elif before is not None:
-                found[row] = old.broken[before]
-        return found
-
-    def _close_gaps(self, found: Sequence[Facts | str], channels: int) -> list[int]:
-        """Move rows down over those of broken pictures and bring the file to disk; the shape of what is left."""
-        kept = np.array([row for row, facts in enumerate(found) if isinstance(facts, Facts)], np.int64)
-        if not len(kept):
+    def _close_gaps(self, channels: int) -> NDArray[np.int64]:
+        """Move rows down over those of broken pictures and bring the file to disk; returns the rows that are left."""
+        count, length = len(self.facts), self.size**2 * channels
+        rows = np.delete(np.arange(count), list(self.broken))
+        if not len(rows):
             raise DataError(
-                f"none of the {len(found)} pictures in {self.listing.folder} can be read.\n"
-                f"The first, {self.listing.paths[0]}: {found[0]}"
+                f"none of the {count} pictures in {self.listing.folder} can be read.\n"
+                f"The first, {self.listing.paths[0]}: {self.broken[0]}"
             )
-        shape = [len(kept), self.size, self.size, channels]
-        length = self.size**2 * channels
-        if len(kept) < len(found):
-            pixels = np.memmap(self.temporary, np.uint8, "r+", shape=(len(found), length))
-            block = max(1, _COPIED_ROWS_BYTES // length)
-            for start in range(0, len(kept), block):
-                rows = kept[start : start + block]
-                pixels[start : start + len(rows)] = pixels[rows]
+        if self.broken:
+            pixels = np.memmap(self.temporary, np.uint8, "r+", shape=(count, length))
+            block = max(1, _BLOCK_BYTES // length)
+            for start in range(min(self.broken), len(rows), block):
+                moved = rows[start : start + block]
+                pixels[start : start + len(moved)] = pixels[moved]
             pixels.flush()
         with open(self.temporary, "r+b") as file:
-            file.truncate(len(kept) * length)
+            file.truncate(len(rows) * length)
             os.fsync(file.fileno())
-        return shape
+        return rows

@@ -113,7 +113,7 @@ def preflight(index: FolderIndex, decoded: Decoded) -> Preflight:
     numbers = zip(counts["labeled"].tolist(), counts["test"].tolist(), strict=True)
     classes = tuple(ClassCount(name, *pair) for name, pair in zip(index.class_names, numbers, strict=True))
     size = decoded.pixels.shape[1]
-    sizes = Counter((facts.width, facts.height) for facts in decoded.facts).most_common()
+    sizes = Counter(zip(decoded.facts["width"].tolist(), decoded.facts["height"].tolist(), strict=True)).most_common()
     duplicates, copies = _duplicates(index, decoded, roles.tolist(), labels.tolist())
     result = Preflight(
         folder=str(index.folder),
@@ -150,9 +150,10 @@ def _treatment(shapes: Sequence[tuple[int, int]], size: int) -> str:
 
 
 def _duplicates(index: FolderIndex, decoded: Decoded, roles: list[str], labels: list[int]) -> tuple[tuple[Duplicate, ...], int]:
-    same: dict[str, list[int]] = defaultdict(list)
-    for row, facts in enumerate(decoded.facts):
-        same[facts.digest].append(row)
+    same: dict[int, list[int]] = defaultdict(list)
+    _, digests, counts = np.unique(decoded.facts["digest"], return_inverse=True, return_counts=True)
+    for row in np.flatnonzero(counts[digests] > 1).tolist():
+        same[int(digests[row])].append(row)
     names = (*index.class_names, "")  # UNLABELED is the last
     found, copies = [], 0
     for rows in same.values():
