@@ -91,17 +91,19 @@ def main() -> None:
             for name, rows in found.items():
                 command = [sys.executable, __file__, "--child", folder, name]
                 rows.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    lines = ["| set | images | pixels | s to be ready | s per step | anonymous MiB | mapped MiB |", "|---|---|---|---|---|---|---|"]
+    columns = ("set", "images", "MiB of pixels", "s to be ready", "s per step", "anonymous MiB", "mapped MiB")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, count in (("small", SMALL), ("large", images)):
         median = {key: statistics.median(row[key] for row in found[name]) for key in ("ready", "step", "anonymous", "file")}
+        pixels = count * SIDE * SIDE * 3 / 2**20
+        times = f"{median['ready']:.2f} | {median['step']:.3f}"
         lines.append(
-            f"| {name} | {count:,} | {count * SIDE * SIDE * 3 / 2**20:,.0f} MiB | {median['ready']:.2f} | {median['step']:.3f} | "
-            f"{median['anonymous'] / 1024:,.0f} | {median['file'] / 1024:,.0f} |"
+            f"| {name} | {count:,} | {pixels:,.0f} | {times} | {median['anonymous'] / 1024:,.0f} | {median['file'] / 1024:,.0f} |"
         )
     text = f"""# A set larger than one wants in memory
 
-{STEPS} steps of CR-Match (`quick` at {SIDE}x{SIDE}) on packed sets that are mapped, not read; medians of {options.rounds} processes
-each, in turns. Mapped memory is the system's file cache and is given back under pressure.
+{STEPS} steps of CR-Match (`quick` at {SIDE}x{SIDE}) on packed sets that are mapped, not read; medians of {options.rounds}
+processes each, in turns. Mapped memory is the system's file cache and is given back under pressure.
 
 {chr(10).join(lines)}
 
