@@ -39,7 +39,7 @@ def write_set(path: Path, images: int) -> None:
 
     test = random.integers(0, 256, (500, SIDE, SIDE, 3), dtype=np.uint8)
     rows = Rows((images, SIDE, SIDE, 3), pieces())
-    arrays = {"train_images": rows, "train_labels": labels, "test_images": test, "test_labels": labels[:500]}
+    arrays: dict[str, Any] = {"train_images": rows, "train_labels": labels, "test_images": test, "test_labels": labels[:500]}
     write_packed(path, {**arrays, "class_names": np.array([str(label) for label in range(10)])})
 
 
@@ -97,9 +97,8 @@ def main() -> None:
         median = {key: statistics.median(row[key] for row in found[name]) for key in ("ready", "step", "anonymous", "file")}
         pixels = count * SIDE * SIDE * 3 / 2**20
         times = f"{median['ready']:.2f} | {median['step']:.3f}"
-        lines.append(
-            f"| {name} | {count:,} | {pixels:,.0f} | {times} | {median['anonymous'] / 1024:,.0f} | {median['file'] / 1024:,.0f} |"
-        )
+        memory_used = f"{median['anonymous'] / 1024:,.0f} | {median['file'] / 1024:,.0f}"
+        lines.append(f"| {name} | {count:,} | {pixels:,.0f} | {times} | {memory_used} |")
     text = f"""# A set larger than one wants in memory
 
 {STEPS} steps of CR-Match (`quick` at {SIDE}x{SIDE}) on packed sets that are mapped, not read; medians of {options.rounds}
