@@ -516,7 +516,7 @@ def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
         with start(tmp_path / "p", tmp_path / "cache") as process:
             assert process.stdout is not None
             for line in process.stdout:
-                if int(line) == kill_after:
+                if int(line) >= kill_after:
                     process.send_signal(signal.SIGKILL)
                     break
         index = scan_folder(tmp_path / "p")
@@ -537,7 +537,7 @@ def test_two_at_once_decode_only_once(tmp_path: Path) -> None:
     for process in [start(tmp_path / "p", tmp_path / "cache") for _ in range(2)]:
         outputs.append(process.communicate()[0])
         assert process.returncode == 0
-    assert sorted(len(output.split()) for output in outputs) == [0, 200]
+    assert sorted(output.split()[-1:] for output in outputs) == [[], ["200"]]
 
 
 @pytest.mark.parametrize("module", ["folder", "decode", "pixel_cache", "preflight"])

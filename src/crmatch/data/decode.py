@@ -36,10 +36,11 @@ SMALLEST_SIDE = 8
 LARGEST_CHOSEN_SIDE = 512
 HEADERS = 1000
 DECODER = 1
-"""Part of every cache's key; raise it when the pixels of any picture change."""
+"""Part of every cache's name; raise it when the pixels of any picture change."""
 _LONGEST_CHUNK = 256
 _CHUNK_SECONDS = 0.1
 _ORIENTATION = 0x0112
+_EXIF = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
 _TURN = Image.Transpose
 _TURNS = (None, None, _TURN.FLIP_LEFT_RIGHT, _TURN.ROTATE_180, _TURN.FLIP_TOP_BOTTOM, _TURN.TRANSPOSE, _TURN.ROTATE_270,
           _TURN.TRANSVERSE, _TURN.ROTATE_90)  # fmt: skip
@@ -93,12 +94,14 @@ def decode_pictures(
     found: list[Facts | str] = [""] * len(paths)
     with tempfile.NamedTemporaryFile(prefix="crmatch-") as file:
         file.truncate(len(paths) * size * size * channels)
-        jobs = [(row, str(path)) for row, path in enumerate(paths)]
-        for done, row, what in decode_rows(jobs, Path(file.name), size, channels, workers):
-            found[row] = what
+        jobs, done = [(row, str(path)) for row, path in enumerate(paths)], 0
+        for answers in decode_rows(jobs, Path(file.name), size, channels, workers):
+            for row, what in answers:
+                found[row] = what if isinstance(what, str) else Facts(*what)
+            done += len(answers)
             if progress:
                 progress(done, len(paths))
-        return np.fromfile(file.name, np.uint8).reshape(-1, size, size, channels), found
+        return np.fromfile(file.name, np.uint8).reshape(len(paths), size, size, channels), found
 
 
 def choose_size(paths: Sequence[Path | str]) -> tuple[int, int]:
@@ -109,7 +112,7 @@ def choose_size(paths: Sequence[Path | str]) -> tuple[int, int]:
     sides, gray = [], True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for path in paths[:: -(-len(paths) // HEADERS)]:
+        for path in paths[:: max(1, -(-len(paths) // HEADERS))]:
             with contextlib.suppress(Exception), _open(str(path)) as picture:
                 sides.append(min(picture.size))
                 gray = gray and _is_gray(picture)
@@ -161,7 +164,8 @@ def _reason(error: Exception) -> str:
 
 def _upright(picture: Image.Image) -> Image.Image:
     try:
-        turn = _TURNS[picture.getexif().get(_ORIENTATION, 1)]
+        as_stored = _EXIF.isdisjoint(picture.info)  # TIFF has been turned while it was loaded
+        turn = None if as_stored else _TURNS[picture.getexif().get(_ORIENTATION, 1)]
     except Exception:  # noqa: BLE001 - damaged EXIF says nothing about the pixels
         turn = None
     return picture if turn is None else picture.transpose(turn)
@@ -210,10 +214,10 @@ def _square(picture: Image.Image, size: int) -> Image.Image:
 
 def decode_rows(
     jobs: Sequence[tuple[int, str]], target: Path, size: int, channels: int, workers: int | None = None
-) -> Iterator[tuple[int, int, Facts | str]]:
-    """Decode (row, path) pairs into rows of the file `target`; yields (pictures done, row, facts or reason), in any order."""
+) -> Iterator[list[tuple[int, Any]]]:
+    """Decode (row, path) pairs into rows of the file `target`; yields (row, values of its `Facts` or reason), in any order."""
     workers = max(1, min(workers or len(os.sched_getaffinity(0)), len(jobs) // 16))
-    waiting, suspects, done = deque(jobs), deque[tuple[int, str]](), 0
+    waiting, suspects = deque(jobs), deque[tuple[int, str]]()
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
 
         def start() -> None:
@@ -232,9 +236,8 @@ def decode_rows(
                     suspects.extend(worker.chunk)  # once more, one by one, to find the culprit
                 elif answers is None:
                     answers = [(row, "crashes the decoder") for row, _ in worker.chunk]
-                for row, found in answers or ():
-                    done += 1
-                    yield done, row, Facts(*found) if isinstance(found, list) else found
+                if answers:
+                    yield answers
                 if dead or not (waiting or suspects):
                     selector.unregister(worker.output)
                     worker.stop()
@@ -281,7 +284,7 @@ class _Worker:
             )
         answer = json.loads(line) if line.endswith(b"\n") else None
         if isinstance(answer, str):
-            raise OSError(0, answer)
+            raise DataError(f"decoded pictures cannot be written: {answer}.\nFree some space, or choose another --data-dir.")
         if self.chunk:
             slow = time.perf_counter() - self._sent > _CHUNK_SECONDS
             self.pace = max(1, self.pace // 2) if slow else min(2 * self.pace, _LONGEST_CHUNK)

@@ -19,12 +19,10 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from crmatch.data.decode import FACTS, SMALLEST_SIDE, Pixels, Progress, choose_size, decode_rows
+from crmatch.data.decode import DECODER, FACTS, SMALLEST_SIDE, Pixels, Progress, choose_size, decode_rows
 from crmatch.errors import DataError, RequestError
 from crmatch.files import read_json, write_file
 
-DECODER = 1
-"""Part of every cache's name; raise it when the pixels of any picture change."""
 _INDEX = "index.json"
 _BLOCK_BYTES = 1 << 24
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named from Python 3.13 on
@@ -75,8 +73,10 @@ def cached_pixels(listing: Listing, size: int | None, cache_dir: Path, progress:
 
     When some of the pictures have changed, only those are decoded again. One channel where every readable one is gray.
     """
+    suited = None
     if size is None:
-        size, _ = listing.suited()
+        suited = listing.suited()
+        size = suited[0]
     if size < SMALLEST_SIDE:
         raise RequestError(f"image size {size} is too small.\nUse {SMALLEST_SIDE} pixels or more.")
     key = listing.key
@@ -90,7 +90,7 @@ def cached_pixels(listing: Listing, size: int | None, cache_dir: Path, progress:
         with FileLock(slot / "lock"):
             index = _read_index(slot)
             if index is None or index["key"] != key:
-                index = _Writer(slot, listing, size, progress).write(index)
+                index = _Writer(slot, listing, size, progress).write(index, suited)
             return _open(slot, index)
     except OSError as error:
         raise DataError(
@@ -142,11 +142,11 @@ class _Writer:
         self.facts = np.empty(len(listing.paths), FACTS)
         self.broken: dict[int, str] = {}
 
-    def write(self, old: dict[str, Any] | None) -> dict[str, Any]:
+    def write(self, old: dict[str, Any] | None, suited: tuple[int, int] | None) -> dict[str, Any]:
         """Decode what has changed since `old`, the slot's index so far; returns the new index."""
         name = f"pixels-{self.listing.key}"
         try:
-            channels = old["shape"][-1] if old else self.listing.suited()[1]
+            channels = old["shape"][-1] if old else (suited or self.listing.suited())[1]
             if (needed := self._decode(channels, old)) != channels:
                 channels = self._decode(needed, old)
             rows = self._close_gaps(channels)
@@ -178,15 +178,16 @@ class _Writer:
         if old is not None and old["shape"][-1] == channels:
             self._copy(_open(self.slot, old), np.array(old["states"], np.uint64), todo)
         jobs = [(row, f"{self.listing.folder}/{paths[row]}") for row in np.flatnonzero(todo).tolist()]
-        for done, row, found in decode_rows(jobs, self.temporary, self.size, channels):
-            if isinstance(found, str):
-                self.broken[row] = found
-            elif channels == 1 and not found.gray:
+        done = len(paths) - len(jobs)
+        for answers in decode_rows(jobs, self.temporary, self.size, channels):
+            self.broken |= {row: reason for row, reason in answers if isinstance(reason, str)}
+            readable = {row: tuple(values) for row, values in answers if not isinstance(values, str)}
+            self.facts[list(readable)] = np.array(list(readable.values()), FACTS)
+            if channels == 1 and not self.facts["gray"][list(readable)].all():
                 return 3
-            else:
-                self.facts[row] = found
+            done += len(answers)
             if self.progress:
-                self.progress(len(paths) - len(jobs) + done, len(paths))
+                self.progress(done, len(paths))
         return 1 if np.delete(self.facts["gray"], list(self.broken)).all() else 3
 
     def _copy(self, old: Decoded, states: NDArray[np.uint64], todo: NDArray[np.bool_]) -> None:
