@@ -3,7 +3,7 @@
 
     python benchmarks/large_set.py --gibibytes 4
 
-Writes two packed sets of random 64x64 color images (a small one of 2,000 images and a large one), trains `quick` on each in a
+Writes two packed sets of random 32x32 color images (a small one of 2,000 images and a large one), trains `quick` on each in a
 process of its own, in turns, and writes docs/results/large-set.md and .json.
 """
 
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
-SIDE = 64
+SIDE = 32
 SMALL = 2000
-STEPS = 30
+STEPS = 20
 
 
 def write_set(path: Path, images: int) -> None:

@@ -311,3 +311,134 @@ def test_divergence_ends_with_code_5_and_keeps_the_checkpoint(crmatch: Command, 
     assert outcome.code == 5
     assert "the loss is not finite at step" in outcome.err
     assert len([line for line in outcome.err.splitlines() if line.startswith("crmatch:")]) == 1
+
+
+def test_seed_and_split_may_come_from_set_and_options_come_before_it(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
+    outcome = crmatch("train", *tiny(stripes, tmp_path), "--set=seed=5", "--set=split=2", "--seed", "4", "--json")
+    assert Path(json.loads(outcome.out)["run"]).name == "split2-seed5"
+
+
+@pytest.mark.parametrize("change", ["recipe=paper", "setting=../../elsewhere"])
+def test_what_names_the_run_cannot_be_changed_by_set(crmatch: Command, change: str) -> None:
+    outcome = crmatch("show", "config", "digits@4", "--set", change)
+    assert outcome.code == 2
+    assert "cannot be changed" in outcome.err
+
+
+def test_a_spec_file_of_a_run_is_a_config_file(crmatch: Command, finished: Path, stripes: Path) -> None:
+    outcome = crmatch("show", "config", "stripes@2", "--data-dir", stripes, "--config", finished / "spec.json", "--json")
+    assert json.loads(outcome.out) == json.loads((finished / "spec.json").read_text())
+
+
+DAMAGE: list[tuple[str, bytes | None, int]] = [
+    ("spec.json", b"{}", 3),
+    ("spec.json", b"[]", 3),
+    ("spec.json", b"{", 3),
+    ("spec.json", None, 4),
+    ("split.json", b"[]", 3),
+    ("split.json", b"{}", 3),
+    ("metrics.jsonl", None, 3),
+    ("metrics.jsonl", b'[1]\n{"step": 20}\n', 3),
+    ("metrics.jsonl", b'{"a": 1}\n{"step": 20}\n', 3),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "code"), DAMAGE)
+def test_damaged_files_of_an_unfinished_run_are_named_in_two_lines(
+    crmatch: Command, finished: Path, stripes: Path, name: str, content: bytes | None, code: int
+) -> None:
+    (finished / "record.json").unlink()
+    if content is None:
+        (finished / name).unlink()
+    else:
+        (finished / name).write_bytes(content)
+    outcome = crmatch("train", *tiny(stripes, finished.parents[2]), "--json")
+    assert outcome.code == code, outcome.err
+    lines = [line for line in outcome.err.splitlines() if not line.startswith("continuing")]
+    assert len(lines) <= 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"std": [0, 0, 0]},
+        {"mean": [0.5]},
+        {"image_size": 10**9},
+        {"image_size": 0},
+        {"channels": 0},
+        {"network": {"kind": "x"}},
+    ],
+)
+def test_a_damaged_model_config_is_a_data_error(
+    crmatch: Command, finished: Path, stripes: Path, change: dict[str, object]
+) -> None:
+    config = json.loads((finished / "config.json").read_text())
+    (finished / "config.json").write_text(json.dumps({**config, **change}))
+    outcome = crmatch("evaluate", finished, "--data-dir", stripes)
+    assert outcome.code == 3
+    assert len(outcome.err.strip().splitlines()) <= 2
+
+
+def test_a_flipped_byte_in_the_weights_is_noticed(crmatch: Command, finished: Path, stripes: Path) -> None:
+    content = bytearray((finished / "model.safetensors").read_bytes())
+    content[-9] ^= 1
+    (finished / "model.safetensors").write_bytes(bytes(content))
+    assert crmatch("evaluate", finished, "--data-dir", stripes).code == 3
+
+
+def test_evaluate_notices_changed_data(crmatch: Command, finished: Path, stripes: Path) -> None:
+    write_packed(stripes / "stripes.npz", per_class=13)
+    outcome = crmatch("evaluate", finished, "--data-dir", stripes)
+    assert outcome.code == 3
+    assert "changed since it was trained" in outcome.err
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_evaluated(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
+    arguments = ["--set", "plan.learning_rate=1e38", "--set", "plan.steps=1"]
+    outcome = crmatch("train", *tiny(stripes, tmp_path), *arguments)
+    assert outcome.code == 5
+    assert "the weights are not finite after step 1" in outcome.err
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["train", ""], 2),
+        (["train", "a" * 5000], 2),
+        (["train", "digits@" + "9" * 5000], 2),
+        (["train", "digits@4", "--set", "augmentation.padding=16"], 2),
+        (["train", "digits@4", "--set", "plan.unlabeled_batch_size=1000000000000"], 2),
+        (["train", "digits@4", "--set", "network.filters=1000000"], 2),
+        (["train", "digits@4", "--image-size", "100000"], 2),
+        (["train", "digits@4", "--set", "plan.steps=null", "--set", "plan.unlabeled_epochs=1e308"], 2),
+        (["train", "digits@4", "--set", "plan.decay_rule=decoupled"], 2),
+        (["data", "split", "."], 2),
+        (["data", "fetch", "cifr10"], 2),
+        (["data", "fetch", "mini_imagenet"], 2),
+        (["data", "check", "cifar10"], 3),
+    ],
+)
+def test_requests_that_cannot_be_met_never_show_a_traceback(
+    crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CRMATCH_DATA", str(tmp_path / "cache"))
+    (tmp_path / "labeled" / "a").mkdir(parents=True)
+    outcome = crmatch(*arguments)
+    assert outcome.code in (code, 3)
+    assert 1 <= len(outcome.err.strip().splitlines()) <= 2
+
+
+def test_a_directory_named_like_a_setting_does_not_hide_it(
+    crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits@4").mkdir()
+    assert crmatch("show", "config", "digits@4").code == 0
+
+
+def test_no_arguments_show_the_help_and_nothing_else(crmatch: Command) -> None:
+    outcome = crmatch()
+    assert "train" in outcome.out
+    assert outcome.err == ""

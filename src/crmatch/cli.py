@@ -49,8 +49,8 @@ app.add_typer(data, name="data")
 def train(
     setting: SettingArgument,
     method: MethodOption = "crmatch",
-    split: Annotated[int, typer.Option("--split", help="Which of the fixed splits, 1 to 5.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of everything but the split.")] = 0,
+    split: Annotated[int | None, typer.Option("--split", help="Which of the fixed splits, 1 (default) to 5.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything but the split (default 0).")] = None,
     recipe: RecipeOption = None,
     steps: StepsOption = None,
     policy: PolicyOption = None,
@@ -73,13 +73,14 @@ def train(
     """Train a method on a setting or on your own pictures; the same command again continues, or returns the finished record."""
     from crmatch.display import Display, print_records
 
-    changes = read_changes(config, set_, steps, policy, image_size, precision) | {"split": split, "seed": seed}
+    options = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size}
+    changes = read_changes(config, set_, {**options, "precision": precision, "split": split, "seed": seed})
     specs = [make_spec(setting, method, recipe, data_dir, changes, labels)]
     if baseline and method != "supervised":
-        shared = {key: value for key, value in changes.items() if not key.startswith("method.")}
+        shared = {key: value for key, value in changes.items() if key != "method" and not key.startswith("method.")}
         specs.append(make_spec(setting, "supervised", recipe, data_dir, shared, labels))
-    stop = StopRequest()
     _look_at_pictures(specs[0], data_dir, quiet=json_)
+    stop = StopRequest()
     from crmatch.experiment import run
 
     records = []
@@ -113,6 +114,8 @@ def evaluate(
     if record is None:
         raise DataError(f"{run} has no record.json: the run is not finished.\nThe command that began it continues it.")
     data, _ = load_run_data(record.spec, setting_of(record.spec, data_dir), data_dir)
+    if data.train.fingerprint != record.data_fingerprint or list(data.train.class_names) != record.class_names:
+        raise DataError(f"the data of {run} changed since it was trained.\nBring the old data back, or train again.")
     if data.test is None:
         raise DataError(f"the data of {run} has no test set.")
     quality = measure(model.predict_probabilities(data.test.images), data.test.labels)
@@ -152,8 +155,15 @@ def main() -> None:
     except typer.Abort:
         raise SystemExit(130) from None
     except typer.TyperException as error:
-        format_message = getattr(error, "format_message", error.__str__)
-        typer.echo(f"crmatch: {format_message()}\nSee crmatch --help.", err=True)
+        message = getattr(error, "format_message", error.__str__)()
+        if message:  # empty where the help was asked for by giving no arguments
+            typer.echo(f"crmatch: {message}\nSee crmatch --help.", err=True)
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        advice = "Use smaller batches (plan.*_batch_size), images (--image-size) or networks (network.filters)."
+        typer.echo(f"crmatch: this run does not fit into memory.\n{advice}", err=True)
         raise SystemExit(2) from None
 
 

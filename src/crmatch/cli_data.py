@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from crmatch.cli_options import DataDirOption, JsonOption, LabelsOption, SettingArgument, print_rows
-from crmatch.errors import DataError
+from crmatch.errors import DataError, RequestError
 
 data = typer.Typer(help="Data sets: list, fetch, check, split.", no_args_is_help=True)
 
@@ -101,6 +101,8 @@ def split_data(
     from crmatch.recipes import recipe
 
     parsed = parse_setting(setting, data_dir)
+    if parsed.folder:
+        raise RequestError(f"{setting} is a folder, whose labels are its own.\nName a data set, for example digits@4.")
     spec = recipe(parsed)
     if rule is not None:
         spec = replace(spec, **{"data.split_rule": rule})

@@ -38,14 +38,7 @@ ImageSizeOption = Annotated[int | None, typer.Option("--image-size", help="Side 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
 
-def read_changes(
-    config: Path | None,
-    assignments: list[str] | None,
-    steps: int | None,
-    policy: str | None,
-    image_size: int | None,
-    precision: str | None,
-) -> dict[str, Any]:
+def read_changes(config: Path | None, assignments: list[str] | None, options: dict[str, Any]) -> dict[str, Any]:
     """Dotted keys to change: those of the file, then the named options, then --set."""
     from crmatch.config import flatten, parse_assignments
 
@@ -59,12 +52,6 @@ def read_changes(
         if not isinstance(values, dict):
             raise RequestError(f"--config {config} holds a {type(values).__name__}.\nIt must hold one JSON object.")
         changes |= dict(flatten(values))
-    options = {
-        "plan.steps": steps,
-        "augmentation.policy": policy,
-        "data.image_size": image_size,
-        "precision": precision,
-    }
     changes |= {key: value for key, value in options.items() if value is not None}
     return changes | parse_assignments(assignments or [])
 
@@ -77,7 +64,12 @@ def make_spec(
     from crmatch.data.settings import parse_setting
     from crmatch.recipes import recipe as make
 
-    return replace(make(parse_setting(setting, data_dir, labels), method, recipe), **changes)
+    spec = make(parse_setting(setting, data_dir, labels), method, recipe)
+    for key, there in (("setting", spec.setting), ("recipe", spec.recipe)):
+        if changes.get(key, there) != there:
+            asked = f"{key} cannot be changed to {changes[key]!r}: this is {there!r}"
+            raise RequestError(f"{asked}.\nName the setting as argument, and the recipe by --recipe.")
+    return replace(spec, **changes)
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:

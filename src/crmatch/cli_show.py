@@ -23,6 +23,7 @@ from crmatch.cli_options import (
     print_rows,
     read_changes,
 )
+from crmatch.errors import RequestError
 
 show = typer.Typer(help="Show what there is: methods, settings, configurations, augmentations, data.", no_args_is_help=True)
 
@@ -86,6 +87,8 @@ def show_augmentations(
         print_rows(gallery.transformation_table(variant), json_)
         return
     chosen = parse_setting(setting, data_dir)
+    if chosen.folder:
+        raise RequestError(f"--setting takes a data set, not the folder {setting}.\nShow one of its pictures: --image FILE")
     if image is None:
         from crmatch.data.sets import load_data
 
@@ -106,13 +109,16 @@ def show_data(
     json_: JsonOption = False,
 ) -> None:
     """Draw a contact sheet: a few pictures of every class under its name."""
+    from crmatch.config import replace
     from crmatch.data.settings import parse_setting
+    from crmatch.recipes import recipe
 
-    setting = parse_setting(name if "@" in name else f"{name}@1", data_dir)
-    from crmatch.data.sets import load_data
+    setting = parse_setting(name if "@" in name or Path(name).is_dir() else f"{name}@1", data_dir)
+    from crmatch.experiment import load_run_data
     from crmatch.report.contact_sheet import draw_contact_sheet
 
-    train = load_data(setting.data, data_dir).train
+    spec = replace(recipe(setting), **{"data.image_size": setting.image_size, "data.unlabeled": "all"})
+    train = load_run_data(spec, setting, data_dir)[0].train
     draw_contact_sheet(train, f"{setting.data}: {len(train):,} training images, {train.classes} classes", out)
     typer.echo(json.dumps({"picture": str(out)}) if json_ else f"The picture is in {out}")
 
@@ -135,7 +141,8 @@ def show_config(
     from crmatch.config import differences, flatten
     from crmatch.display import print_table
 
-    changes = read_changes(config, set_, steps, policy, image_size, None)
+    options = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size}
+    changes = read_changes(config, set_, options)
     spec = make_spec(setting, method, recipe, data_dir, changes)
     if diff is None:
         if json_:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
 from crmatch.errors import CRMatchError, RequestError, unknown
 from crmatch.frozen import Frozen
@@ -27,7 +27,7 @@ class DataSpec(Frozen):
     """A folder of pictures of one's own; None: the data set that the setting names."""
     labels_file: str | None = None
     """A labels.csv that comes before the folder's own."""
-    image_size: int = Field(32, ge=8)
+    image_size: int = Field(32, ge=8, le=512)
     unlabeled: Literal["remaining", "all"] = "remaining"
     """Whether the labeled images are among the unlabeled ones."""
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
@@ -69,6 +69,12 @@ class RunSpec(Frozen):
     precision: Literal["fp32", "fp64"] = "fp32"
     headline: Literal["last", "median_last_20"] = "last"
     """Which error counts: that of the final model, or the median of the last 20 evaluations (FixMatch's protocol)."""
+
+    @model_validator(mode="after")
+    def _crop_stays_inside(self) -> Self:
+        if self.padding >= self.data.image_size:
+            raise ValueError(f"augmentation.padding {self.padding} must be below data.image_size {self.data.image_size}")
+        return self
 
     @property
     def padding(self) -> int:

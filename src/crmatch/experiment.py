@@ -23,16 +23,16 @@ from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
 from crmatch.data.sets import load_data
 from crmatch.data.settings import Setting, default_data_dir
-from crmatch.data.splits import Split, describe_split, make_split
+from crmatch.data.splits import Split, describe_split, keep_split, make_split
 from crmatch.errors import DataError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
-from crmatch.files import read_json, write_file, write_json
+from crmatch.files import checksum, read_json, write_file, write_json
 from crmatch.methods.base import LossTerms, Models
 from crmatch.networks.build import build_network
 from crmatch.networks.outputs import Network
 from crmatch.recipes import setting_of
 from crmatch.results import CurveFile, Errors, RunDirectory, RunRecord, run_directory
-from crmatch.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint, save_checkpoint
 from crmatch.training.loop import Curves, Observers, Training, train
 from crmatch.training.runtime import Runtime, choose_runtime, describe_machine
 
@@ -192,6 +192,10 @@ def _finished(directory: RunDirectory, spec: RunSpec, resume: str) -> RunRecord 
     """The record where the run is finished; raises where the directory holds anything but this run."""
     started = directory.read_spec()
     if started is None:
+        if directory.record.exists() or checkpoint_files(directory.checkpoints):
+            raise ResumeError(
+                f"{directory.path} holds a run without its spec.json.\nBring the file back, choose another --out, or remove it."
+            )
         return None
     if started != spec:
         changed = [f"{key} is {old!r} there, {new!r} here" for key, (old, new) in differences(started, spec).items()]
@@ -233,7 +237,7 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     description = describe_split(experiment.split, train_set, spec.setting, spec.split, rule)
     checkpoint = load_checkpoint(directory.checkpoints)
     if checkpoint is None:
-        write_json(directory.split, description)
+        keep_split(directory.split, description)
         write_json(directory.spec, spec.to_json())
     else:
         _check_continuation(checkpoint, directory, description["data_fingerprint"])
@@ -271,8 +275,9 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
                 "The same command continues."
             )
     record = _record(experiment, training, curves.lines)
-    write_file(directory.model, safetensors.torch.save(experiment.evaluated(training.models).deployed_state()))
-    write_json(directory.model_config, _model_config(experiment, record))
+    weights = safetensors.torch.save(experiment.evaluated(training.models).deployed_state())
+    write_file(directory.model, weights)
+    write_json(directory.model_config, {**_model_config(experiment, record), "checksum": checksum(weights)})
     write_json(directory.record, record.model_dump(mode="json"))
     return record
 
@@ -284,7 +289,8 @@ def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerp
             f"{directory.path} was begun with numerics {checkpoint.values['numerics']}; this version has {NUMERICS}.\n"
             "Finish it with the version that started it, or remove it."
         )
-    started = read_json(directory.split)["data_fingerprint"]
+    split = read_json(directory.split)
+    started = split.get("data_fingerprint") if isinstance(split, dict) else None
     if started != fingerprint:
         raise DataError(
             f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now).\n"
@@ -299,6 +305,8 @@ def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerp
 
 
 def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> RunRecord:
+    if not lines:
+        raise DataError("the curves (metrics.jsonl) of this run are gone.\nRemove its directory to start it again.")
     quality = experiment.measure(experiment.evaluated(training.models))
     data, spec = experiment.data, experiment.spec
     curve = {name: [line[f"error/{name}"] for line in lines if f"error/{name}" in line] for name in ("ema", "raw")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -35,6 +36,11 @@ def write_file(path: Path, content: bytes) -> None:
         raise DataError(f"cannot write {path}: {reason}.\n{advice}") from error
 
 
+def checksum(content: bytes) -> str:
+    """16 hex digits that change when any byte does."""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write JSON, whole or not at all."""
     write_file(path, (json.dumps(values, indent=1) + "\n").encode())
@@ -45,4 +51,5 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON, {str(error).splitlines()[0]}"
+        raise DataError(f"{path} cannot be read: {reason}.\nThe file is missing or damaged; bring it back.") from error

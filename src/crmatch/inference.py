@@ -14,9 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from crmatch.augment.normalize import Normalizer
-from crmatch.data.images import check_images, resize
+from crmatch.data.images import SMALLEST_SIDE, check_images, resize
 from crmatch.errors import DataError
 from crmatch.evaluation import predict_probabilities
+from crmatch.files import checksum
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NetworkConfig
 from crmatch.networks.outputs import Network
@@ -56,13 +57,20 @@ def load(path: str | Path) -> Model:
     directory = Path(path)
     try:
         config = json.loads((directory / MODEL_CONFIG).read_text(encoding="utf-8"))
+        if not {len(config["mean"]), len(config["std"])} == {config["channels"]} <= {1, 3} or min(config["std"]) <= 0:
+            raise ValueError(f"channels, mean and std of {MODEL_CONFIG} do not fit together")
+        if not SMALLEST_SIDE <= config["image_size"] <= 512:
+            raise ValueError(f"image_size {config['image_size']} of {MODEL_CONFIG} is out of range")
         network = build_network(
             TypeAdapter[Any](NetworkConfig).validate_python(config["network"]),
             channels=int(config["channels"]),
             image_size=int(config["image_size"]),
             classes=len(config["class_names"]),
         )
-        weights = safetensors.torch.load((directory / MODEL_WEIGHTS).read_bytes())
+        content = (directory / MODEL_WEIGHTS).read_bytes()
+        if checksum(content) != config["checksum"]:
+            raise ValueError(f"{MODEL_WEIGHTS} is not the file that {MODEL_CONFIG} belongs to")
+        weights = safetensors.torch.load(content)
         network.to(weights["classifier.weight"].dtype)
         network.load_state_dict(weights)
         network.channels_last().eval()

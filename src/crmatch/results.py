@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from crmatch.config import RunSpec, parse_spec
 from crmatch.data.settings import Setting
-from crmatch.errors import DataError
+from crmatch.errors import DataError, RequestError
 from crmatch.files import read_json, write_file
 from crmatch.frozen import Frozen
 from crmatch.recipes import variant
@@ -91,7 +91,13 @@ class RunDirectory:
 
     def read_spec(self) -> RunSpec | None:
         """The spec that was started here; None where nothing was."""
-        return parse_spec(read_json(self.spec)) if self.spec.exists() else None
+        if not self.spec.exists():
+            return None
+        try:
+            return parse_spec(read_json(self.spec))
+        except RequestError as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{self.spec} is no spec of a run: {reason}\nThe file is damaged; remove the directory.") from error
 
     def read_record(self) -> RunRecord | None:
         """The record of a finished run; None where it is not finished."""
@@ -101,7 +107,10 @@ class RunDirectory:
         try:
             return RunRecord.model_validate(values)
         except ValidationError as error:
-            raise DataError(f"{self.record} is no run record: {error.errors()[0]['msg']}.") from error
+            reason = error.errors()[0]["msg"]
+            raise DataError(
+                f"{self.record} is no run record: {reason}.\nThe file is damaged; remove it to run again."
+            ) from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The curves; a line that a kill cut short is left out."""
@@ -146,8 +155,14 @@ def run_directory(out: Path, spec: RunSpec, setting: Setting) -> RunDirectory:
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    """Lines of curves; only the last one may be cut short."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, text in enumerate(lines, start=1):
         try:
-            yield json.loads(line)
-        except ValueError:
-            return
+            line = json.loads(text)
+            int(line["step"])
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):
+                return
+            raise DataError(f"line {number} of {path} is damaged.\nMend it, or remove the directory to start again.") from error
+        yield line

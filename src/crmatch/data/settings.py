@@ -6,6 +6,7 @@ Imports no torch: a wrong name is answered at once.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -63,7 +64,7 @@ class Setting(NamedTuple):
     @property
     def stem(self) -> str | None:
         """The benchmark whose images these are, in full or in part; None for any other set."""
-        return next((name for name in sorted(BENCHMARKS, key=len, reverse=True) if self.data.startswith(name)), None)
+        return next((name for name in BENCHMARKS if self.data == name or self.data.startswith(f"{name}_")), None)
 
     @property
     def is_benchmark(self) -> bool:
@@ -85,17 +86,18 @@ def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | N
     A packed set of another name than the benchmarks' takes mirroring and decay from the benchmark its name begins with
     (`svhn_small` from `svhn`), the image size from its file, and WRN-28-2 up to 48 pixels whatever the stem says.
     """
-    if Path(text).is_dir() or os.sep in text:
+    is_name = re.fullmatch(r"[^/\s]+@\d{1,9}", text) is not None
+    if text and not is_name and len(text) < 4096 and (os.sep in text or os.path.isdir(text)):
         return _folder_setting(Path(text), labels_file)
     if labels_file is not None:
         raise RequestError(
             f"--labels goes with a folder of pictures, not with {text!r}.\nName a folder, or leave --labels out."
         )
-    data, at, labels = text.lower().partition("@")
+    data, _, labels = text.lower().partition("@")
     data = ALIASES.get(data, data)
-    if not at or not labels.isdecimal() or int(labels) == 0:
+    if not is_name or int(labels) == 0:
         raise RequestError(
-            f"{text!r} is not a setting.\n"
+            f"{text[:80]!r} is not a setting.\n"
             "Write DATASET@LABELS_PER_CLASS, for example digits@4 or cifar10@25, or the path of a folder of pictures."
         )
     if data == "digits":

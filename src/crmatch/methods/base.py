@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from crmatch.augment.views import Batch, View
@@ -85,7 +86,7 @@ class LossTerms:
     monitors: Mapping[str, Tensor] = field(default_factory=dict)
     pseudo_labels: PseudoLabels | None = None
 
-    @property
+    @cached_property
     def total(self) -> Tensor:
         """Sum over terms of weight * term."""
         parts = [self.weights[name] * term for name, term in self.terms.items()]

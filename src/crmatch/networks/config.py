@@ -13,9 +13,9 @@ class WideResNetConfig(Frozen):
     """The Wide ResNet of MixMatch's and FixMatch's code: `scales` stages of `repeat` blocks, stage s `filters` * 2^s wide."""
 
     kind: Literal["wide_resnet"] = "wide_resnet"
-    filters: int = Field(32, ge=1)
+    filters: int = Field(32, ge=1, le=4096)
     scales: int = Field(3, ge=1, le=6)
-    repeat: int = Field(4, ge=1)
+    repeat: int = Field(4, ge=1, le=64)
     first_stride: Literal[1, 2] = 1
     block: Literal["preactivation", "usb"] = "preactivation"
     """`usb` feeds the raw input to the first convolution where the width changes after stage 1, as USB's code does."""

@@ -8,8 +8,8 @@ any moment each file under a final name is whole. The last two are kept.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,9 @@ import safetensors.torch
 from torch import Tensor
 
 from crmatch.errors import ResumeError
-from crmatch.files import write_file
+from crmatch.files import checksum, write_file
 
+logger = logging.getLogger(__name__)
 KEPT = 2
 _NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})\.safetensors")
 
@@ -38,8 +39,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     metadata = {"step": str(checkpoint.step), "values": json.dumps(checkpoint.values)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     content = safetensors.torch.save(tensors, metadata)
-    checksum = hashlib.blake2b(content, digest_size=8).hexdigest()
-    write_file(directory / f"step-{checkpoint.step:08d}-{checksum}.safetensors", content)
+    write_file(directory / f"step-{checkpoint.step:08d}-{checksum(content)}.safetensors", content)
     for old in checkpoint_files(directory)[KEPT:]:
         with contextlib.suppress(OSError):
             old.unlink()
@@ -66,8 +66,9 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
             content = file.read_bytes()
         except OSError:
             continue
-        if hashlib.blake2b(content, digest_size=8).hexdigest() == match[2]:
+        if checksum(content) == match[2]:
             return _parse(content)
+        logger.warning("%s is damaged; the checkpoint before it is used", file)
     if files:
         raise ResumeError(
             f"all checkpoints in {directory} are damaged.\nRemove the run's directory to start it again from the beginning."

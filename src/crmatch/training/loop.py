@@ -174,6 +174,15 @@ class Training:
 
         self.method.refresh(Refresh(self.models, step, self.batches.pool_labels(), features))
 
+    def check_weights(self) -> None:
+        """Raise before weights that left the finite numbers are evaluated or saved."""
+        norms = torch.stack(torch._foreach_norm([parameter.detach() for parameter in self.network.parameters()]))
+        if not bool(norms.isfinite().all()):
+            raise DivergedError(
+                f"the weights are not finite after step {self.step}.\n"
+                "Try a smaller plan.learning_rate; the last checkpoint is unharmed."
+            )
+
     def divergence(self, loss: LossTerms) -> str:
         """What to say when the loss is not finite."""
         terms = ", ".join(f"{name} = {term.item():g}" for name, term in loss.terms.items())
@@ -207,11 +216,13 @@ def train(training: Training, observers: Observers) -> bool:
             now = time.perf_counter()
             line["images_per_second"] = (training.images - logged_images) / (now - logged_at)
             if evaluates:
+                training.check_weights()
                 line |= observers.evaluate(training.models)
             line["seconds"] = training.seconds
             observers.log(line)
             logged_at, logged_images = time.perf_counter(), training.images
         if last or step % plan.checkpoint_every == 0:
+            training.check_weights()
             observers.save(training.checkpoint())
         observers.advance(step)
     return True

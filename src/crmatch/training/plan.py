@@ -47,12 +47,12 @@ COSINE_7_16 = (Phase(shape="cosine", arc=7 / 16),)
 class TrainPlan(Frozen):
     """Length, batches, optimizer, schedule and averages of a run."""
 
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1, le=10**9)
     """Optimizer updates."""
-    unlabeled_epochs: float | None = Field(None, gt=0)
+    unlabeled_epochs: float | None = Field(None, gt=0, le=10**6)
     """Length as passes over the unlabeled images, instead of `steps`."""
-    labeled_batch_size: int = Field(64, ge=1)
-    unlabeled_batch_size: int = Field(448, ge=1)
+    labeled_batch_size: int = Field(64, ge=1, le=2**16)
+    unlabeled_batch_size: int = Field(448, ge=1, le=2**16)
     optimizer: Literal["sgd", "adam"] = "sgd"
     learning_rate: float = Field(0.03, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
@@ -78,6 +78,8 @@ class TrainPlan(Frozen):
             raise ValueError("give the length either as steps or as unlabeled_epochs, not both and not neither")
         if not math.isclose(total := sum(phase.share for phase in self.schedule), 1.0, abs_tol=1e-9):
             raise ValueError(f"the shares of the schedule's phases must add up to 1, found {total:g}")
+        if self.optimizer == "sgd" and self.decay_rule == "decoupled":
+            raise ValueError("decay_rule decoupled needs optimizer adam; sgd has l2")
         if self.nesterov and self.optimizer == "sgd" and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
         return self
