@@ -109,16 +109,18 @@ def show_data(
     json_: JsonOption = False,
 ) -> None:
     """Draw a contact sheet: a few pictures of every class under its name."""
-    from crmatch.config import replace
-    from crmatch.data.settings import parse_setting
-    from crmatch.recipes import recipe
+    from crmatch.data.settings import default_data_dir, parse_setting
 
     setting = parse_setting(name if "@" in name or Path(name).is_dir() else f"{name}@1", data_dir)
-    from crmatch.experiment import load_run_data
+    from crmatch.data.folder import load_folder, scan_folder
+    from crmatch.data.sets import load_data
     from crmatch.report.contact_sheet import draw_contact_sheet
 
-    spec = replace(recipe(setting), **{"data.image_size": setting.image_size, "data.unlabeled": "all"})
-    train = load_run_data(spec, setting, data_dir)[0].train
+    if setting.folder:
+        cache = (data_dir or default_data_dir()) / "folders"
+        train = load_folder(scan_folder(setting.folder), setting.image_size, cache).train
+    else:
+        train = load_data(setting.data, data_dir).train
     draw_contact_sheet(train, f"{setting.data}: {len(train):,} training images, {train.classes} classes", out)
     typer.echo(json.dumps({"picture": str(out)}) if json_ else f"The picture is in {out}")
 
