@@ -90,6 +90,12 @@ def test_every_recipe_survives_json_and_is_frozen(method: str, name: str) -> Non
         spec.seed = 3  # type: ignore[misc]
 
 
+def test_usb_statistics_are_for_color_images_only(tmp_path: Path) -> None:
+    write_packed(tmp_path / "svhn_gray.npz", channels=1)
+    assert value(of("svhn_gray@2", name="usb", data_dir=tmp_path), "data.mean") == [0.5]
+    assert value(of("svhn@4", name="usb"), "data.mean") == [0.438, 0.444, 0.473]
+
+
 def test_the_weak_crop_moves_by_an_eighth_of_the_side() -> None:
     sides = {"cifar10@4": 4, "stl10@100": 12, "mini_imagenet@40": 10, "digits@4": 2}
     assert {setting: of(setting).padding for setting in sides} == sides

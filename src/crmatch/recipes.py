@@ -72,7 +72,8 @@ def _usb(setting: Setting, method: str) -> RunSpec:
         conv_bias="stem",
         block_norm_epsilon=1e-5,
     )
-    mean, std = USB_STATISTICS.get(setting.stem, ((0.5,), (0.5,)))
+    stem = setting.stem if setting.channels == 3 else None
+    mean, std = USB_STATISTICS.get(stem, ((0.5,), (0.5,)))
     return RunSpec(
         setting=setting.name,
         recipe="usb",
