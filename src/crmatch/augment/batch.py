@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from crmatch.augment.geometry import crop_and_mirror
 from crmatch.augment.normalize import Normalizer
 from crmatch.augment.policies import LearningPolicy, Policy
 from crmatch.augment.views import Batch, Source, View
+from crmatch.augment.weak import weak_views
 from crmatch.data.sampling import batch_positions
 from crmatch.randomness import generator
 
@@ -49,15 +49,11 @@ class BatchMaker:
 
     def batch(self, step: int) -> Batch:
         """The batch of `step`."""
-        device = self.images.device
-        rows = {source: self._rows(source, step) for source in {view.source for view in self.views}}
+        positions = {source: self._positions(source, step) for source in ("unlabeled", *(view.source for view in self.views))}
+        rows = {source: self._pool(source)[places] for source, places in positions.items()}
         views = {view.name: self.normalizer(self._augmented(view, rows[view.source], step)) for view in self.views}
         labels = self.labels[rows["labeled"]] if "labeled" in rows else self.labels[:0]
-        return Batch(labels, views, self.unlabeled_positions(step).to(device))
-
-    def unlabeled_positions(self, step: int) -> Tensor:
-        """Positions of the step's unlabeled images in the unlabeled pool: int64 (Bu,)."""
-        return batch_positions(len(self.unlabeled), self.batch_sizes["unlabeled"], self.seed, "unlabeled", step)
+        return Batch(labels, views, positions["unlabeled"])
 
     def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
         """Let a learning policy learn from probes of the step's weakly augmented labeled images.
@@ -70,7 +66,7 @@ class BatchMaker:
         """
         if not isinstance(self.policy, LearningPolicy):
             return
-        rows = self._rows("labeled", step)
+        rows = self.labeled[self._positions("labeled", step)]
         weak = self._weak(View("labeled", "labeled", "weak"), rows, step)
         height, width = weak.shape[2:]
         draws = self.policy.draw_probe(len(rows), height, width, generator(self.seed, "probe", step))
@@ -80,20 +76,21 @@ class BatchMaker:
 
     def pool(self, source: Literal["labeled", "unlabeled"], batch_size: int = 512) -> Iterator[Tensor]:
         """All images of a pool in order, unaugmented and normalized."""
-        for rows in torch.split(self.labeled if source == "labeled" else self.unlabeled, batch_size):
+        for rows in torch.split(self._pool(source), batch_size):
             yield self.normalizer(self.images.index_select(0, rows))
 
     def pool_labels(self) -> Tensor:
         """Classes of the labeled pool: int64."""
         return self.labels[self.labeled]
 
-    def _rows(self, source: Source, step: int) -> Tensor:
-        pool = self.labeled if source == "labeled" else self.unlabeled
-        if source == "unlabeled":
-            positions = self.unlabeled_positions(step)
-        else:
-            positions = batch_positions(len(pool), self.batch_sizes[source], self.seed, source, step)
-        return pool[positions.to(pool.device)]
+    def _pool(self, source: Source) -> Tensor:
+        """Rows of the images that a source draws from."""
+        return self.labeled if source == "labeled" else self.unlabeled
+
+    def _positions(self, source: Source, step: int) -> Tensor:
+        """Positions of the step's images in the pool of `source`: int64."""
+        size = self.batch_sizes[source]
+        return batch_positions(len(self._pool(source)), size, self.seed, source, step).to(self.images.device)
 
     def _augmented(self, view: View, rows: Tensor, step: int) -> Tensor:
         if view.augmentation == "none":
@@ -107,6 +104,4 @@ class BatchMaker:
 
     def _weak(self, view: View, rows: Tensor, step: int) -> Tensor:
         randomness = generator(self.seed, f"weak/{view.name}", step)
-        offsets = torch.randint(0, 2 * self.padding + 1, (2, len(rows)), generator=randomness)
-        mirrored = torch.rand(len(rows), generator=randomness) < (0.5 if self.mirror else 0.0)
-        return crop_and_mirror(self.images.index_select(0, rows), offsets[0], offsets[1], mirrored, self.padding)
+        return weak_views(self.images.index_select(0, rows), self.padding, self.mirror, randomness)

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from crmatch.data.square import covering_size, square
 from crmatch.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
@@ -199,17 +200,11 @@ def _flat(picture: Image.Image) -> Image.Image:
 
 
 def _square(picture: Image.Image, size: int) -> Image.Image:
-    """Shorter side resampled to `size`, center-cropped; to the bit what `crmatch.data.images.resize` does."""
-    width, height = picture.size
-    if width == height == size:
-        return picture
-    scale = size / min(height, width)
-    new_width, new_height = max(size, round(width * scale)), max(size, round(height * scale))
-    if new_width * new_height > MOST_PIXELS:
-        raise PictureError(f"too long and narrow ({width}x{height})")
-    left, top = (new_width - size) // 2, (new_height - size) // 2
-    resized = picture.resize((new_width, new_height), Image.Resampling.LANCZOS)
-    return resized.crop((left, top, left + size, top + size))
+    """`square`, but for pictures so long and narrow that the resized one would be too large."""
+    width, height = covering_size(*picture.size, size)
+    if picture.size != (size, size) and width * height > MOST_PIXELS:
+        raise PictureError(f"too long and narrow ({picture.size[0]}x{picture.size[1]})")
+    return square(picture, size)
 
 
 def decode_rows(

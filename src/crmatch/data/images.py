@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from crmatch.data.square import square
 from crmatch.errors import DataError, RequestError
 
 UNLABELED = -1
@@ -104,12 +105,8 @@ def resize(images: Tensor, size: int) -> Tensor:
     height, width = images.shape[2:]
     if height == width == size:
         return images
-    scale = size / min(height, width)
-    new_height, new_width = max(size, round(height * scale)), max(size, round(width * scale))
-    top, left = (new_height - size) // 2, (new_width - size) // 2
     result = np.empty((len(images), size, size, images.shape[1]), np.uint8)
     for row, image in enumerate(images.permute(0, 2, 3, 1).numpy()):
         picture = Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else np.ascontiguousarray(image))
-        pixels = np.asarray(picture.resize((new_width, new_height), Image.Resampling.LANCZOS))
-        result[row] = pixels.reshape(new_height, new_width, -1)[top : top + size, left : left + size]
+        result[row] = np.asarray(square(picture, size)).reshape(size, size, -1)
     return torch.from_numpy(result).permute(0, 3, 1, 2)

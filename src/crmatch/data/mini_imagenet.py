@@ -27,6 +27,7 @@ from PIL import Image
 
 from crmatch.data.members import ZipMembers, refused, safe_name
 from crmatch.data.packed import Array, Rows
+from crmatch.data.square import square
 from crmatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -79,15 +80,6 @@ def read_mini_imagenet(paths: Sequence[Path], entry: SourceSet) -> dict[str, Arr
         arrays[f"{part}_images"] = Rows(shape, _decoded(pictures, rows[part], broken, report=part == "test"))
         arrays[f"{part}_labels"] = np.repeat(np.arange(entry.classes), count)
     return arrays
-
-
-def square(picture: Image.Image, side: int) -> Array:
-    """Shorter side resampled to `side` (Lanczos), center-cropped: uint8 (side, side, 3), as `images.resize` does it."""
-    scale = side / min(picture.size)
-    width, height = (max(side, round(length * scale)) for length in picture.size)
-    left, top = (width - side) // 2, (height - side) // 2
-    pixels = np.asarray(picture.convert("RGB").resize((width, height), Image.Resampling.LANCZOS))
-    return pixels[top : top + side, left : left + side]
 
 
 def _directory(path: Path) -> _Pictures:
@@ -145,7 +137,7 @@ def _decoded(pictures: _Pictures, names: Sequence[str], broken: list[str], repor
             with pictures.open(name) as file, Image.open(file, formats=FORMATS) as picture:
                 if picture.width * picture.height > MOST_PIXELS:
                     raise ValueError("too many pixels")
-                return square(picture, SIDE)
+                return np.asarray(square(picture.convert("RGB"), SIDE))
         except _BROKEN:
             broken.append(name)
             return np.zeros((SIDE, SIDE, 3), np.uint8)

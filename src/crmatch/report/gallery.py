@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageDraw
 from torch import Tensor
 
-from crmatch.augment.geometry import crop_and_mirror
 from crmatch.augment.operations import OPERATIONS, apply_operation
 from crmatch.augment.randaugment import RandAugment
 from crmatch.augment.variants import RANDAUGMENT_OPERATIONS, VARIANTS, Magnitude
-from crmatch.data.images import resize
+from crmatch.augment.weak import weak_views
+from crmatch.data.decode import decode_picture
 from crmatch.errors import DataError
 from crmatch.randomness import generator
 from crmatch.report.pictures import GAP, PAPER, TILE, grid, save, tile, write
@@ -41,11 +40,10 @@ class Subject(NamedTuple):
 def read_picture(path: Path, size: int = 96) -> Tensor:
     """One picture file as uint8 (1, 3, size, size), turned upright, its center cropped."""
     try:
-        with Image.open(path) as picture:
-            pixels = np.array(ImageOps.exif_transpose(picture).convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as a picture: {str(error).splitlines()[0]}") from error
-    return resize(torch.from_numpy(pixels).permute(2, 0, 1)[None], size)
+        pixels = decode_picture(path, size, channels=3)
+    except DataError as error:
+        raise DataError(f"{path} cannot be read as a picture: {error}") from error
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None]
 
 
 def transformation_table(variant: str = "paper") -> list[dict[str, str]]:
@@ -122,15 +120,12 @@ def pairs_figure(subject: Subject, variant: str, seed: int) -> Image.Image:
 
 def _views(images: Tensor, mirror: bool, variant: str, seed: int, strong: bool) -> Tensor:
     randomness = generator(seed, "gallery/strong" if strong else "gallery/weak")
-    count, size = len(images), images.shape[3]
-    padding = size // 8
-    offsets = torch.randint(0, 2 * padding + 1, (2, count), generator=randomness)
-    mirrored = torch.rand(count, generator=randomness) < (0.5 if mirror else 0.0)
-    weak = crop_and_mirror(images, offsets[0], offsets[1], mirrored, padding)
+    size = images.shape[3]
+    weak = weak_views(images, size // 8, mirror, randomness)
     if not strong:
         return weak
     policy = RandAugment(variant)
-    return policy.apply(weak, policy.draw(count, size, size, randomness))
+    return policy.apply(weak, policy.draw(len(images), size, size, randomness))
 
 
 def _ends(magnitude: Magnitude, variant: str) -> tuple[float, float]:
