@@ -46,6 +46,8 @@ class AugmentationSpec(Frozen):
     policy: Literal["randaugment", "ctaugment"] = "randaugment"
     variant: Literal["paper", "google", "author", "kekmodel", "usb"] = "paper"
     """Which RandAugment."""
+    cutout: bool = True
+    """Whether a gray square ends every strong view (ReMixMatch and FeatMatch have none)."""
 
 
 def _as_method(value: Any) -> Any:

@@ -85,7 +85,7 @@ class Experiment:
             },
             padding=spec.padding,
             mirror=spec.augmentation.mirror,
-            policy=build_policy(spec.augmentation.policy, spec.augmentation.variant),
+            policy=build_policy(spec.augmentation.policy, spec.augmentation.variant, spec.augmentation.cutout),
             normalizer=self.normalizer,
             seed=spec.seed,
         )

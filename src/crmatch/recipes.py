@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crmatch.config import AugmentationSpec, DataSpec, RunSpec, differences
+from crmatch.config import AugmentationSpec, DataSpec, RunSpec, differences, replace
 from crmatch.data.settings import Setting, parse_setting
 from crmatch.errors import unknown
-from crmatch.methods import METHODS, build_method
+from crmatch.methods import METHODS, build_method, method_class
 from crmatch.networks.config import NETWORKS, WideResNetConfig
 from crmatch.training.plan import TrainPlan
 
@@ -41,7 +41,8 @@ def recipe(setting: Setting, method: str = "crmatch", name: str | None = None) -
         raise unknown("recipe", name, RECIPES)
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    return RECIPES[name](setting, method)
+    spec = RECIPES[name](setting, method)
+    return replace(spec, **method_class(method).recipe_keys(name, setting))
 
 
 def _paper(setting: Setting, method: str) -> RunSpec:
@@ -53,7 +54,7 @@ def _paper(setting: Setting, method: str) -> RunSpec:
         data=_data(setting, setting.image_size, unlabeled="remaining" if ours else "all"),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="paper" if ours else "google"),
         network=NETWORKS[setting.defaults.network],
-        method=build_method(method, _ties(method, "exclude" if ours else "include")),
+        method=build_method(method, _shared(method, ties="exclude" if ours else "include")),
         plan=TrainPlan(steps=epochs * EPOCH, weight_decay=setting.defaults.weight_decay),
         headline="last" if ours else "median_last_20",
     )
@@ -61,9 +62,6 @@ def _paper(setting: Setting, method: str) -> RunSpec:
 
 def _usb(setting: Setting, method: str) -> RunSpec:
     wide = setting.image_size > 48
-    choices: dict[str, Any] = _ties(method, "include")
-    if method == "crmatch":
-        choices |= {"rotation_source": "extra", "rotation_images": 64}
     network = WideResNetConfig(
         filters=32,
         scales=4 if wide else 3,
@@ -80,7 +78,7 @@ def _usb(setting: Setting, method: str) -> RunSpec:
         data=_data(setting, setting.image_size, unlabeled="all", mean=mean, std=std),
         augmentation=AugmentationSpec(mirror=setting.data != "digits", variant="usb"),
         network=network,
-        method=build_method(method, choices),
+        method=build_method(method, _shared(method, ties="include")),
         plan=TrainPlan(
             steps=1024 * EPOCH, weight_decay=setting.defaults.weight_decay, evaluate_every=5120, checkpoint_every=5120
         ),
@@ -88,14 +86,14 @@ def _usb(setting: Setting, method: str) -> RunSpec:
 
 
 def _original(setting: Setting, method: str) -> RunSpec:
-    """CR-Match's own paper is `paper`; FixMatch's and the supervised baseline's is FixMatch's protocol, which `paper` uses."""
+    """As `paper`, but for what a method's own paper does otherwise (its `recipe_keys`)."""
     return _paper(setting, method).model_copy(update={"recipe": "original"})
 
 
 def _quick(setting: Setting, method: str) -> RunSpec:
     digits = setting.data == "digits"
     size = setting.image_size if setting.image_size < 32 else 16 if setting.image_size == 32 else 32
-    choices = _ties(method, "exclude") | ({"rotation_images": 16} if method == "crmatch" else {})
+    decay = 0.99 if digits else 0.998
     steps = 1000 if digits else 3000
     return RunSpec(
         setting=setting.name,
@@ -103,13 +101,13 @@ def _quick(setting: Setting, method: str) -> RunSpec:
         data=_data(setting, size),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
         network=WideResNetConfig(filters=32 if setting.channels == 3 else 16, repeat=1, norm_momentum=0.1),
-        method=build_method(method, choices),
+        method=build_method(method, _shared(method, ties="exclude", average_decay=decay)),
         plan=TrainPlan(
             steps=steps,
             labeled_batch_size=16,
             unlabeled_batch_size=112,
             weight_decay=setting.defaults.weight_decay,
-            ema_decay=0.99 if digits else 0.998,
+            ema_decay=decay,
             ema_warmup=True,
             evaluate_every=steps // 20,
             log_every=steps // 100,
@@ -159,8 +157,7 @@ def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
     )
 
 
-def _ties(method: str, ties: str) -> dict[str, Any]:
-    """The choice of ties for methods that have one."""
-    entry = METHODS[method]
-    fields = (entry if isinstance(entry, type) else entry.method).model_fields
-    return {"ties": ties} if "ties" in fields else {}
+def _shared(method: str, **choices: Any) -> dict[str, Any]:
+    """Choices that a recipe makes for all methods, as far as `method` has them: ties, and how long averages remember."""
+    fields = method_class(method).model_fields
+    return {key: value for key, value in choices.items() if key in fields}

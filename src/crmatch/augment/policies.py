@@ -38,12 +38,12 @@ class LearningPolicy(Policy, Protocol):
         """Continue from `state`."""
 
 
-def build_policy(name: str, variant: str) -> Policy:
-    """The strong policy `name`: `randaugment` in one of its variants, or `ctaugment`."""
+def build_policy(name: str, variant: str, cutout: bool) -> Policy:
+    """The strong policy `name`: `randaugment` in one of its variants, or `ctaugment`; with or without its final CutOut."""
     if name == "ctaugment":
         from crmatch.augment.ctaugment import CTAugment
 
-        return CTAugment()
+        return CTAugment(final_cutout=cutout)
     from crmatch.augment.randaugment import RandAugment
 
-    return RandAugment(variant)
+    return RandAugment(variant, final_cutout=cutout)

@@ -38,11 +38,12 @@ class Draws(NamedTuple):
 class RandAugment:
     """The strong policy of the paper and of the FixMatch family."""
 
-    def __init__(self, variant: str = "paper") -> None:
-        """Build the policy; `variant` is a key of `VARIANTS`."""
+    def __init__(self, variant: str = "paper", final_cutout: bool = True) -> None:
+        """Build the policy; `variant` is a key of `VARIANTS`, `final_cutout` keeps or drops the square at the end."""
         if variant not in VARIANTS:
             raise ValueError(f"unknown RandAugment variant {variant!r}; known: {', '.join(VARIANTS)}")
         self.variant = VARIANTS[variant]
+        self.final_cutout = final_cutout
         self._magnitudes = MagnitudeTable(RANDAUGMENT_OPERATIONS, self.variant.magnitudes)
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
@@ -70,7 +71,7 @@ class RandAugment:
         views = apply_sequence(images, operations, draws.values)
         if self.variant.gray_fill:
             views = self._fill_gray(views, operations, draws.values)
-        return cut_out_(views, draws.boxes, self.variant.cutout.color)
+        return cut_out_(views, draws.boxes, self.variant.cutout.color) if self.final_cutout else views
 
     @staticmethod
     def _fill_gray(views: Tensor, operations: Tensor, values: Tensor) -> Tensor:

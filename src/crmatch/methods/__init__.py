@@ -27,6 +27,12 @@ METHODS: dict[str, type[Method] | Preset] = {
 }
 
 
+def method_class(name: str) -> type[Method]:
+    """The class behind a name of the table."""
+    entry = METHODS[name]
+    return entry.method if isinstance(entry, Preset) else entry
+
+
 def build_method(name: str, values: Mapping[str, Any] | None = None) -> Method:
     """The method `name` with its defaults, changed by `values`.
 

@@ -9,9 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from crmatch.augment.views import Batch, View
+from crmatch.data.settings import Setting
 from crmatch.frozen import Frozen
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class Step(NamedTuple):
     number: int
     total: int
     generator: Callable[[str], torch.Generator]
+
+    def ramp(self, steps: float) -> float:
+        """A weight that rises linearly from 0 to 1 over the first `steps` steps: min(1, t / steps)."""
+        return min(1.0, self.number / steps)
 
 
 class Refresh(NamedTuple):
@@ -112,6 +117,24 @@ class Method(Frozen, ABC):
     """Where it comes from."""
     evaluated: ClassVar[Literal["ema", "raw"]] = "ema"
     """Which model counts; the record keeps both."""
+    running_statistics: ClassVar[Literal["all", "labeled", "mixed"]] = "all"
+    """Which forward pass moves the running statistics of batch norms: the joint pass over all views, that over the labeled
+    images alone, or that over the mixed images. Every other pass of a training step uses the statistics of its own batch
+    and leaves no trace."""
+    reference_steps: ClassVar[int] = 2**20
+    """Length of the runs for which the method's `..._steps` are given; in a run of another length they scale with it."""
+
+    @classmethod
+    def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
+        """What the method's papers and codes fix on a data set, as dotted keys of the spec, for one of the recipes."""
+        return {}
+
+    def scaled(self, steps: int, total: int) -> int:
+        """`steps` of a run of the reference length, in a run of `total` steps: in proportion, at least one.
+
+        The one rule by which every ramp, warm-up and interval follows the length of a run (spec section 6.1).
+        """
+        return max(1, round(steps * total / self.reference_steps))
 
     @property
     @abstractmethod

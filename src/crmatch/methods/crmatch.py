@@ -5,11 +5,12 @@ L = L_S + lambda_u * (L_PseudoLabel + L_Dist) + lambda_r * L_Rot, Eqs. (4) and (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from crmatch.augment.views import Batch, View
+from crmatch.data.settings import Setting
 from crmatch.methods.base import LossTerms, Models, PseudoLabels, Step
 from crmatch.methods.fixmatch import LABELED, STRONG, WEAK, FixMatch
 
@@ -71,6 +72,13 @@ class CRMatch(FixMatch):
         if self.rotation_source == "extra" and self.rotation_images is None:
             raise ValueError("rotation_source extra needs rotation_images, for example 64")
         return self
+
+    @classmethod
+    def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
+        """USB rotates 64 images drawn for it alone; `quick` the first 16 of the batch (spec 3.2, row 5)."""
+        if recipe == "usb":
+            return {"method.rotation_source": "extra", "method.rotation_images": 64}
+        return {"method.rotation_images": 16} if recipe == "quick" else {}
 
     @property
     def weights(self) -> dict[str, float]:

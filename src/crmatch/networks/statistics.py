@@ -1,0 +1,35 @@
+"""Passes in training mode that leave no trace in the running statistics of batch norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from crmatch.networks.outputs import Network, Outputs
+
+
+def forward_apart(network: Network, images: Tensor) -> Outputs:
+    """Outputs with the statistics of this batch, which the running ones do not take in; the network's mode is kept.
+
+    Public code calls this "freezing" batch norms. Mean Teacher's teacher, guessed labels and perturbed images go through here.
+    """
+    with _batch_statistics_only(network):
+        outputs: Outputs = network(images)
+    return outputs
+
+
+@contextmanager
+def _batch_statistics_only(network: Network) -> Iterator[None]:
+    training = network.training
+    network.train()
+    norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+        network.train(training)
