@@ -15,8 +15,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from crmatch.config import replace
-from crmatch.data.settings import parse_setting
+from crmatch.config import RunSpec, replace
+from crmatch.data.settings import Setting, parse_setting
+from crmatch.methods import METHODS, Preset
 from crmatch.recipes import recipe
 from crmatch.results import RunRecord, run_directory
 
@@ -28,16 +29,26 @@ def record_path(record: RunRecord, method: str) -> Path:
     return RESULTS / "records" / spec.setting / f"{method}-{spec.recipe}-split{spec.split}-seed{spec.seed}.json"
 
 
+def spec_of(setting: Setting, method: str) -> RunSpec:
+    """The quick spec of `NAME`, of `NAME+ctaugment`, or of `NAME+PRESET`: with a preset's choices, e.g. crmatch+flexmatch."""
+    name, _, change = method.partition("+")
+    spec = recipe(setting, name, "quick")
+    if change in ("randaugment", "ctaugment"):
+        return replace(spec, **{"augmentation.policy": change})
+    if not change:
+        return spec
+    preset = METHODS[change]
+    assert isinstance(preset, Preset), f"{change} is not a preset"
+    return replace(spec, **{f"method.{key}": value for key, value in preset.changes.items()})
+
+
 def train(setting: str, methods: list[str], splits: list[int], out: Path, data_dir: Path | None) -> None:
     from crmatch.experiment import run
 
     parsed = parse_setting(setting, data_dir)
     for split in splits:
         for method in methods:
-            name, _, policy = method.partition("+")
-            spec = replace(recipe(parsed, name, "quick"), split=split)
-            if policy:
-                spec = replace(spec, **{"augmentation.policy": policy})
+            spec = replace(spec_of(parsed, method), split=split)
             record = run(spec, out, data_dir=data_dir)
             path = record_path(record, method)
             path.parent.mkdir(parents=True, exist_ok=True)
