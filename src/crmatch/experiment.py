@@ -18,6 +18,7 @@ from crmatch.augment.batch import BatchMaker
 from crmatch.augment.normalize import Normalizer
 from crmatch.augment.policies import LearningPolicy, build_policy
 from crmatch.augment.views import Batch
+from crmatch.augment.weak import WeakAugmentation
 from crmatch.config import NUMERICS, RunSpec, differences
 from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
@@ -83,8 +84,13 @@ class Experiment:
                 "unlabeled": spec.plan.unlabeled_batch_size,
                 "extra": spec.method.extra_batch_size,
             },
-            padding=spec.padding,
-            mirror=spec.augmentation.mirror,
+            weak=WeakAugmentation(
+                spec.padding,
+                spec.augmentation.mirror,
+                spec.augmentation.padding_mode,
+                spec.augmentation.rotation,
+                spec.augmentation.jitter,
+            ),
             policy=build_policy(spec.augmentation.policy, spec.augmentation.variant, spec.augmentation.cutout),
             normalizer=self.normalizer,
             seed=spec.seed,

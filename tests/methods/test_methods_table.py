@@ -19,7 +19,7 @@ from crmatch.networks.build import build_network
 from crmatch.networks.config import WideResNetConfig
 
 CLASSES = 3
-STEP = Step(0, 3, lambda stream: torch.Generator())
+STEP = Step(2, 3, lambda stream: torch.Generator())  # late, when stages and ramps have begun
 SIZES = {"labeled": 4, "unlabeled": 8, "extra": 3}
 VARIANTS = [
     *((name, {}) for name in METHODS),
@@ -105,6 +105,12 @@ BAD_VALUES = {
     "detach_weak": ["perhaps"],
     "rotation_source": ["labeled", "both"],
     "rotation_images": [0, -1, 2.5],
+    "supervised_epochs": [0, 360, 1.5],
+    "neighbors": [0, -1, 2.5],
+    "similarity_power": [0, -1, float("nan")],
+    "diffusion": [-0.1, 1, float("nan")],
+    "solver_iterations": [0, 1.5],
+    "solver_tolerance": [-1e-6, float("nan")],
 }
 
 
@@ -178,7 +184,12 @@ def test_after_three_steps_every_trainable_parameter_has_moved(name, changes):
 def test_terms_and_weights_have_the_same_names_and_meet_in_the_total_only(name, changes):
     method = build_method(name, changes)
     student = build_network(
-        WideResNetConfig(filters=4, repeat=1), channels=2, image_size=8, classes=CLASSES, heads=method.heads
+        WideResNetConfig(filters=4, repeat=1),
+        channels=2,
+        image_size=8,
+        classes=CLASSES,
+        unlabeled=SIZES["unlabeled"],
+        heads=method.heads,
     )
     loss = method.loss(make_batch(method, seed=0), Models(student, student), STEP)
     assert loss.terms.keys() == loss.weights.keys()

@@ -122,7 +122,7 @@ class Pool:
 
     def learn(self, step: int, predict: Any) -> None: ...
 
-    def pool(self, source: Literal["labeled", "unlabeled"]) -> Iterator[torch.Tensor]:
+    def pool(self, source: Literal["labeled", "unlabeled"], augmentation: str, step: int) -> Iterator[torch.Tensor]:
         yield from self.images[: 4 if source == "labeled" else 8].split(3)
 
     def pool_labels(self) -> torch.Tensor:

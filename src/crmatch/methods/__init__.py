@@ -9,6 +9,7 @@ from crmatch.errors import unknown
 from crmatch.methods.base import Method
 from crmatch.methods.crmatch import CRMatch
 from crmatch.methods.fixmatch import FixMatch
+from crmatch.methods.label_propagation import LabelPropagation
 from crmatch.methods.supervised import Supervised
 
 
@@ -23,6 +24,7 @@ class Preset(NamedTuple):
 METHODS: dict[str, type[Method] | Preset] = {
     "crmatch": CRMatch,
     "fixmatch": FixMatch,
+    "label_propagation": LabelPropagation,
     "supervised": Supervised,
 }
 

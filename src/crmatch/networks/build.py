@@ -39,7 +39,8 @@ def build_network(
         shape = NetworkShape((backbone.out_channels, side, side), classes, unlabeled)
         classifier = nn.Linear(shape.features, classes)
     with torch.random.fork_rng(devices=[]):  # heads may hold running state with values, so they are made in full
-        network = Network(backbone.to_empty(device="cpu"), classifier.to_empty(device="cpu"), heads(shape))
+        parts = (backbone.to_empty(device="cpu"), classifier.to_empty(device="cpu"), heads(shape))
+        network = Network(*parts, normalize_features=config.normalize_features)
     for name, module in [("backbone", backbone), ("classifier", classifier), *network.heads.items()]:
         _initialize(module, generator(seed, f"init/{name}"), glorot=name == "classifier")
     return network

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 
@@ -14,7 +15,7 @@ class Outputs(NamedTuple):
 
     Attributes:
         feature_map: (N, D, h, w), point (a).
-        features: (N, D), point (b), after global average pooling.
+        features: (N, D), point (b), after global average pooling; of length 1 where the network normalizes them.
         logits: (N, K).
     """
 
@@ -45,16 +46,21 @@ class NetworkShape(NamedTuple):
 class Network(nn.Module):
     """Backbone f, classifier g, and the heads a method trains beside them."""
 
-    def __init__(self, backbone: nn.Module, classifier: nn.Linear, heads: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, backbone: nn.Module, classifier: nn.Linear, heads: Mapping[str, nn.Module], normalize_features: bool = False
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.classifier = classifier
         self.heads = nn.ModuleDict(dict(heads))
+        self.normalize_features = normalize_features
 
     def forward(self, images: Tensor) -> Outputs:
         """Outputs of normalized images (N, C, H, W)."""
         feature_map = self.backbone(images)
         features = feature_map.mean(dim=(2, 3))
+        if self.normalize_features:
+            features = F.normalize(features, dim=1)
         return Outputs(feature_map, features, self.classifier(features))
 
     def deployed_state(self) -> dict[str, Tensor]:

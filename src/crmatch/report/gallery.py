@@ -12,7 +12,7 @@ from torch import Tensor
 from crmatch.augment.operations import OPERATIONS, apply_operation
 from crmatch.augment.randaugment import RandAugment
 from crmatch.augment.variants import RANDAUGMENT_OPERATIONS, VARIANTS, Magnitude
-from crmatch.augment.weak import weak_views
+from crmatch.augment.weak import WeakAugmentation, weak_views
 from crmatch.data.decode import decode_picture
 from crmatch.errors import DataError
 from crmatch.randomness import generator
@@ -121,7 +121,7 @@ def pairs_figure(subject: Subject, variant: str, seed: int) -> Image.Image:
 def _views(images: Tensor, mirror: bool, variant: str, seed: int, strong: bool) -> Tensor:
     randomness = generator(seed, "gallery/strong" if strong else "gallery/weak")
     size = images.shape[3]
-    weak = weak_views(images, size // 8, mirror, randomness)
+    weak = weak_views(images, WeakAugmentation(size // 8, mirror), randomness)
     if not strong:
         return weak
     policy = RandAugment(variant)
