@@ -111,6 +111,11 @@ BAD_VALUES = {
     "diffusion": [-0.1, 1, float("nan")],
     "solver_iterations": [0, 1.5],
     "solver_tolerance": [-1e-6, float("nan")],
+    "warmup_epochs": [0, 410, 1.5],
+    "mixup_alpha": [0, -1, float("nan")],
+    "label_images": ["weak"],
+    "class_balance_weight": [-1, float("nan")],
+    "entropy_weight": [-1, float("nan")],
 }
 
 

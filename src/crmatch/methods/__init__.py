@@ -10,6 +10,7 @@ from crmatch.methods.base import Method
 from crmatch.methods.crmatch import CRMatch
 from crmatch.methods.fixmatch import FixMatch
 from crmatch.methods.label_propagation import LabelPropagation
+from crmatch.methods.plcb import PLCB
 from crmatch.methods.supervised import Supervised
 
 
@@ -25,6 +26,7 @@ METHODS: dict[str, type[Method] | Preset] = {
     "crmatch": CRMatch,
     "fixmatch": FixMatch,
     "label_propagation": LabelPropagation,
+    "plcb": PLCB,
     "supervised": Supervised,
 }
 

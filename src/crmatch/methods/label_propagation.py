@@ -17,8 +17,7 @@ from crmatch.methods.base import LossTerms, Method, Models, PseudoLabels, Refres
 if TYPE_CHECKING:
     from torch import nn
 
-    from crmatch.networks.memory import Memory
-    from crmatch.networks.outputs import Network, NetworkShape
+    from crmatch.networks.outputs import NetworkShape
 
 LABELED = View("labeled", "labeled", "weak")
 WEAK = View("weak", "unlabeled", "weak")
@@ -108,6 +107,7 @@ class LabelPropagation(Method):
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """Cross-entropy of the labeled images, and from the first propagation on of all images, weighted."""
         from crmatch.losses import cross_entropy
+        from crmatch.networks.memory import memory_of
         from crmatch.networks.outputs import forward_together
 
         student = models.student
@@ -115,7 +115,7 @@ class LabelPropagation(Method):
             logits = student(batch.views["labeled"]).logits
             return LossTerms({"supervised": cross_entropy(logits, batch.labels).mean()}, {"supervised": self.supervised_weight})
         outputs = forward_together(student, batch.views)
-        memory = _memory(student)
+        memory = memory_of(student)
         labels, certainty = memory["labels"][batch.unlabeled], memory["certainty"][batch.unlabeled]
         rarity = memory["class_weights"]
         images = len(batch.labels) + len(labels)
@@ -137,10 +137,11 @@ class LabelPropagation(Method):
         import torch
 
         from crmatch.methods.propagation import propagate
+        from crmatch.networks.memory import memory_of
 
         labeled, _ = context.features("labeled", "weak")
         unlabeled, _ = context.features("unlabeled", "weak")
-        memory = _memory(context.models.student)
+        memory = memory_of(context.models.student)
         propagated = propagate(
             torch.cat([labeled, unlabeled]),
             torch.cat([context.labels, torch.full_like(memory["labels"], -1)]),
@@ -154,11 +155,3 @@ class LabelPropagation(Method):
         memory["labels"].copy_(propagated.labels[len(labeled) :])
         memory["certainty"].copy_(propagated.certainty[len(labeled) :])
         memory["class_weights"].copy_(propagated.class_weights)
-
-
-def _memory(network: Network) -> Memory:
-    from crmatch.networks.memory import Memory
-
-    memory = network.heads["memory"]
-    assert isinstance(memory, Memory)
-    return memory

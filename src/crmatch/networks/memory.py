@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from crmatch.networks.outputs import Network
+
 
 class Memory(nn.Module):
     """A head without weights: named tensors that are written in place."""
@@ -15,3 +17,10 @@ class Memory(nn.Module):
 
     def __getitem__(self, name: str) -> Tensor:
         return self.get_buffer(name)
+
+
+def memory_of(network: Network) -> Memory:
+    """The head `memory` of a network that has one."""
+    memory = network.heads["memory"]
+    assert isinstance(memory, Memory)
+    return memory

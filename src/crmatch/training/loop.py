@@ -16,6 +16,7 @@ from crmatch.augment.policies import LearningPolicy, Policy
 from crmatch.augment.views import Batch
 from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
+from crmatch.networks.dropout import dropout_from
 from crmatch.networks.ema import MovingAverage
 from crmatch.networks.outputs import Network
 from crmatch.randomness import generator
@@ -106,7 +107,8 @@ class Training:
         self._refresh(step)
         set_learning_rate(self.optimizer, self.learning_rate)
         batch = self.batches.batch(self.step)
-        loss = self.method.loss(batch, self.models, step)
+        with dropout_from(self.network, step.generator("dropout")):
+            loss = self.method.loss(batch, self.models, step)
         total = loss.total
         if self.runtime.host_sync_is_free and not math.isfinite(total.item()):
             raise DivergedError(self.divergence(loss))
