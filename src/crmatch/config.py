@@ -50,7 +50,7 @@ class AugmentationSpec(Frozen):
     jitter: bool = False
     """Whether the weak view's colors are jittered by ColorJitter(0.4, 0.4, 0.4, 0.1) (PLCB on mini-ImageNet)."""
     policy: Literal["randaugment", "ctaugment"] = "randaugment"
-    variant: Literal["paper", "google", "author", "kekmodel", "usb"] = "paper"
+    variant: Literal["paper", "google", "author", "kekmodel", "usb", "featmatch"] = "paper"
     """Which RandAugment."""
     cutout: bool = True
     """Whether a gray square ends every strong view (ReMixMatch and FeatMatch have none)."""

@@ -116,6 +116,17 @@ BAD_VALUES = {
     "label_images": ["weak"],
     "class_balance_weight": [-1, float("nan")],
     "entropy_weight": [-1, float("nan")],
+    "strong_views": [-1, 1.5],
+    "temperature": [0, -1, float("nan")],
+    "prototypes": [1, 0, 2.5],
+    "prototype_confidence": [0, 1, float("nan")],
+    "attention_heads": [0, 1.5],
+    "attention_dropout": [-0.1, 1],
+    "warmup_steps": [0, 1.5],
+    "refresh_steps": [0, 1.5],
+    "ramp_steps": [0, 1.5],
+    "consistency_weight": [-1, float("nan")],
+    "plain_consistency_weight": [-1, float("nan")],
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from crmatch.errors import unknown
 from crmatch.methods.base import Method
 from crmatch.methods.crmatch import CRMatch
+from crmatch.methods.featmatch import FeatMatch
 from crmatch.methods.fixmatch import FixMatch
 from crmatch.methods.label_propagation import LabelPropagation
 from crmatch.methods.plcb import PLCB
@@ -24,6 +25,7 @@ class Preset(NamedTuple):
 
 METHODS: dict[str, type[Method] | Preset] = {
     "crmatch": CRMatch,
+    "featmatch": FeatMatch,
     "fixmatch": FixMatch,
     "label_propagation": LabelPropagation,
     "plcb": PLCB,

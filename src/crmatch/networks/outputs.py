@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from crmatch.networks.attention import AttentionRefiner
+
 
 class Outputs(NamedTuple):
     """Three points of the paper's Figure 2.
@@ -22,6 +24,9 @@ class Outputs(NamedTuple):
     feature_map: Tensor
     features: Tensor
     logits: Tensor
+
+
+REFINER = "refiner"
 
 
 class NetworkShape(NamedTuple):
@@ -44,7 +49,11 @@ class NetworkShape(NamedTuple):
 
 
 class Network(nn.Module):
-    """Backbone f, classifier g, and the heads a method trains beside them."""
+    """Backbone f, classifier g, and the heads a method trains beside them.
+
+    A head named `refiner` maps features to features that classify better (FeatMatch). In eval mode logits come from its
+    output, and it is part of the deployed model; in training the method itself says where it applies.
+    """
 
     def __init__(
         self, backbone: nn.Module, classifier: nn.Linear, heads: Mapping[str, nn.Module], normalize_features: bool = False
@@ -61,12 +70,22 @@ class Network(nn.Module):
         features = feature_map.mean(dim=(2, 3))
         if self.normalize_features:
             features = F.normalize(features, dim=1)
-        return Outputs(feature_map, features, self.classifier(features))
+        refines = REFINER in self.heads and not self.training
+        return Outputs(feature_map, features, self.classifier(self.head(REFINER, features) if refines else features))
 
     def deployed_state(self) -> dict[str, Tensor]:
-        """What prediction needs, on the CPU: backbone and classifier, no training heads and no running state of a method."""
-        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("heads.")}
+        """What prediction needs, on the CPU: backbone, classifier and refiner; no other heads, no running state of a method."""
+        deployed = ("backbone.", "classifier.", f"heads.{REFINER}.")
+        state = {name: tensor for name, tensor in self.state_dict().items() if name.startswith(deployed)}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+    def refiner_description(self) -> dict[str, int] | None:
+        """What building the refiner again takes; None where there is none."""
+        if REFINER not in self.heads:
+            return None
+        refiner = self.heads[REFINER]
+        assert isinstance(refiner, AttentionRefiner)
+        return refiner.description()
 
     def channels_last(self) -> Network:
         """This network with its kernels in the layout that convolutions prefer."""
