@@ -15,17 +15,41 @@ import statistics
 import sys
 from pathlib import Path
 
-from crmatch.config import replace
-from crmatch.data.settings import parse_setting
+from crmatch.config import RunSpec, replace
+from crmatch.data.settings import Setting, parse_setting
+from crmatch.methods import METHODS, Preset
 from crmatch.recipes import recipe
 from crmatch.results import RunRecord, run_directory
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+AVERAGES = (
+    "averages of predictions and labels remember as long as the weights' EMA of `quick` does, not 1/1000 of their published "
+    "memory: one batch of 16 labels says nothing about the frequencies of ten classes."
+)
+NOTES = {
+    "remixmatch": ("[a]", f"at most two strong views (eight make a step four times as long); {AVERAGES}"),
+    **dict.fromkeys(("freematch", "softmatch", "adamatch"), ("[b]", AVERAGES)),
+    **dict.fromkeys(("crmatch+freematch", "crmatch+softmatch", "crmatch+adamatch"), ("[b]", AVERAGES)),
+}
+"""Exceptions of `quick` from the rule that lengths scale with the run: mark and reason, by method."""
 
 
 def record_path(record: RunRecord, method: str) -> Path:
     spec = record.spec
     return RESULTS / "records" / spec.setting / f"{method}-{spec.recipe}-split{spec.split}-seed{spec.seed}.json"
+
+
+def spec_of(setting: Setting, method: str) -> RunSpec:
+    """The quick spec of `NAME`, of `NAME+ctaugment`, or of `NAME+PRESET`: with a preset's choices, e.g. crmatch+flexmatch."""
+    name, _, change = method.partition("+")
+    spec = recipe(setting, name, "quick")
+    if change in ("randaugment", "ctaugment"):
+        return replace(spec, **{"augmentation.policy": change})
+    if not change:
+        return spec
+    preset = METHODS[change]
+    assert isinstance(preset, Preset), f"{change} is not a preset"
+    return replace(spec, **{f"method.{key}": value for key, value in preset.changes.items()})
 
 
 def train(setting: str, methods: list[str], splits: list[int], out: Path, data_dir: Path | None) -> None:
@@ -34,10 +58,7 @@ def train(setting: str, methods: list[str], splits: list[int], out: Path, data_d
     parsed = parse_setting(setting, data_dir)
     for split in splits:
         for method in methods:
-            name, _, policy = method.partition("+")
-            spec = replace(recipe(parsed, name, "quick"), split=split)
-            if policy:
-                spec = replace(spec, **{"augmentation.policy": policy})
+            spec = replace(spec_of(parsed, method), split=split)
             record = run(spec, out, data_dir=data_dir)
             path = record_path(record, method)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,21 +73,27 @@ def read(setting: str, methods: list[str], splits: list[int]) -> dict[str, list[
     for method in methods:
         files = [RESULTS / "records" / setting / f"{method}-quick-split{split}-seed0.json" for split in splits]
         records[method] = [RunRecord.model_validate_json(file.read_text()) for file in files if file.exists()]
-    return records
+    return {method: runs for method, runs in records.items() if runs}
 
 
 def table(records: dict[str, list[RunRecord]]) -> str:
+    costs = json.loads((RESULTS / "method-cost.json").read_text())["costs"]
     lines = [
-        "| method | test error %, EMA (mean ± std) | raw weights | n splits | by split | mean s | numerics |",
-        "|---|---|---|---|---|---|---|",
+        "| method | test error % (mean ± std) | other weights | n splits | by split | mean s | passes: images | time | memory "
+        "| numerics |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for method, runs in records.items():
-        ema = [run.ema.last for run in runs if run.ema]
-        raw = [run.raw.last for run in runs if run.raw]
-        deviation = f" ± {statistics.stdev(ema):.2f}" if len(ema) > 1 else ""
+        chosen = [run.error for run in runs if run.error is not None]
+        other = [errors.last for run in runs if (errors := run.raw if run.evaluated == "ema" else run.ema)]
+        deviation = f" ± {statistics.stdev(chosen):.2f}" if len(chosen) > 1 else ""
+        cost = costs.get(method)
+        passes = f"{len(cost['passes'])}: {'+'.join(map(str, cost['passes']))}" if cost else ""
+        ratios = [f"{cost[key]:.2f}" if cost else "" for key in ("time_ratio", "memory_ratio")]
         lines.append(
-            f"| `{method}` | {statistics.mean(ema):.2f}{deviation} | {statistics.mean(raw):.2f} | {len(ema)} | "
-            f"{', '.join(f'{error:.2f}' for error in ema)} | {statistics.mean(run.seconds for run in runs):.0f} | "
+            f"| `{method}`{NOTES.get(method, ('', ''))[0]} | {statistics.mean(chosen):.2f}{deviation} | "
+            f"{statistics.mean(other):.2f} | {len(chosen)} | {', '.join(f'{error:.2f}' for error in chosen)} | "
+            f"{statistics.mean(run.seconds for run in runs):.0f} | {passes} | {' | '.join(ratios)} | "
             f"{', '.join(sorted({str(run.numerics) for run in runs}))} |"
         )
     return "\n".join(lines)
@@ -75,15 +102,23 @@ def table(records: dict[str, list[RunRecord]]) -> str:
 def page(setting: str, records: dict[str, list[RunRecord]], command: str) -> str:
     one = next(runs[0] for runs in records.values() if runs)
     versions = ", ".join(f"{name} {version}" for name, version in one.machine["versions"].items())
+    threads = " or ".join(sorted({str(run.machine["threads"]) for runs in records.values() for run in runs}))
+    marked = dict.fromkeys(note for method, note in NOTES.items() if method in records)
+    notes = "\n\n".join(f"{mark} {text}" for mark, text in marked)
     return f"""## {setting}, recipe quick
 
 {one.labeled_images} labeled, {one.unlabeled_images:,} unlabeled, {one.test_images:,} test images; {one.steps:,} steps at
-{one.spec.data.image_size}x{one.spec.data.image_size}; error of the final model, seed 0. Deviation over splits with n - 1.
+{one.spec.data.image_size}x{one.spec.data.image_size}; error of the final model, seed 0, deviation over splits with n - 1.
+The model that counts is the moving average of the weights, and the raw weights are "other"; for methods without an average it
+is the other way round. Passes, time and memory of a step are those of digits@4, time and memory relative to supervised-only on
+as many images (`docs/results/method-cost.json`). Every method has the common values of `quick` (spec 6.1), lengths in proportion to the run.
 
 {table(records)}
 
-Made by `{command}` on {one.machine["threads"]} threads ({versions}); the records are in `docs/results/records/{setting}/`.
-Seconds are of a shared, noisy machine.
+{notes}
+
+Made by `{command}` on {threads} threads ({versions}); the records are in `docs/results/records/{setting}/`.
+Seconds are of a shared, noisy machine, most runs two at a time.
 """
 
 

@@ -31,12 +31,9 @@ show = typer.Typer(help="Show what there is: methods, settings, configurations, 
 @show.command("methods")
 def show_methods(json_: JsonOption = False) -> None:
     """List all methods, each with one line and its paper."""
-    from crmatch.methods import METHODS, Preset
+    from crmatch.methods import METHODS
 
-    rows = []
-    for name, entry in METHODS.items():
-        kind = entry.method if isinstance(entry, Preset) else entry
-        rows.append({"name": name, "summary": (entry if isinstance(entry, Preset) else kind).summary, "paper": kind.paper})
+    rows = [{"name": name, "summary": entry.summary, "paper": entry.paper} for name, entry in METHODS.items()]
     print_rows(rows, json_)
 
 

@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from crmatch.methods import METHODS
+
 if TYPE_CHECKING:
     from crmatch.config import RunSpec
     from crmatch.evaluation import Quality
@@ -55,7 +57,7 @@ class Display:
         spec = self._spec
         after = f", continuing after step {done:,}" if done else ""
         run = f"recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"
-        self._say(f"{spec.method.title} on {spec.setting}, {run}: {total:,} steps{after}")
+        self._say(f"{METHODS[spec.method.name].title} on {spec.setting}, {run}: {total:,} steps{after}")
         if self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
             times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
@@ -161,7 +163,7 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> 
     first = records[0]
     setting = f"{first.spec.setting}, split {first.spec.split}, {first.labeled_images:,} labels"
     for record in records:
-        title = record.spec.method.title
+        title = METHODS[record.spec.method.name].title
         if record.error is None:
             console.print(f"{title} on {setting}: trained; there is no test set to measure it on", soft_wrap=True)
             continue

@@ -24,6 +24,7 @@ Distance = Literal["cosine", "l2", "squared_l2", "js"]
 Direction = Literal["equivariance", "invariance"]
 COSINE_EPSILON = 1e-8
 L2_EPSILON = 1e-12
+ALIGNMENT_EPSILON = 1e-6
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -37,6 +38,11 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         (N,).
     """
     return F.cross_entropy(logits, targets, reduction="none")
+
+
+def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """l_CE per image against (1 - s) * onehot + s / K: (N, K), int64 (N,) -> (N,)."""
+    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -107,3 +113,62 @@ def rotation_loss(logits: Tensor) -> Tensor:
     """
     rotations = torch.arange(4, device=logits.device).repeat_interleave(len(logits) // 4)
     return cross_entropy(logits, rotations).mean()
+
+
+def squared_difference(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over images and classes of (targets - softmax(logits))^2: (N, K) distributions -> scalar."""
+    return (targets - logits.softmax(dim=1)).square().mean()
+
+
+def divergence(targets: Tensor, logits: Tensor) -> Tensor:
+    """KL(targets || softmax(logits)) per image: (N, K) distributions -> (N,); 0 log 0 = 0."""
+    return (torch.xlogy(targets, targets) - targets * logits.log_softmax(dim=1)).sum(dim=1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """H(softmax(logits)) per image, in nats: (N, K) -> (N,)."""
+    log_probabilities = logits.log_softmax(dim=1)
+    return -(log_probabilities.exp() * log_probabilities).sum(dim=1)
+
+
+def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
+    """p_k^(1/T) / sum_k p_k^(1/T) per image, MixMatch Eq. (7)."""
+    powers = probabilities ** (1 / temperature)
+    return powers / powers.sum(dim=1, keepdim=True)
+
+
+def align(probabilities: Tensor, target: Tensor, model: Tensor) -> Tensor:
+    """Normalize(p * (target + 1e-6) / (model + 1e-6)) per image: (N, K) with (K,) -> (N, K)."""
+    aligned = probabilities * ((target + ALIGNMENT_EPSILON) / (model + ALIGNMENT_EPSILON))
+    return aligned / aligned.sum(dim=1, keepdim=True)
+
+
+def class_shares(labels: Tensor, classes: int, dtype: torch.dtype, weights: Tensor | None = None) -> Tensor:
+    """Share of each class among int64 (N,) labels, or among their weights: (K,), summing to 1; 0 where nothing counts."""
+    counted = torch.ones_like(labels, dtype=dtype) if weights is None else weights.to(dtype)
+    shares = torch.zeros(classes, dtype=dtype, device=labels.device).index_add_(0, labels, counted)
+    return shares / counted.sum().clamp(min=1e-12)
+
+
+def fairness(logits: Tensor, used: Tensor, prediction: Tensor, histogram: Tensor) -> Tensor:
+    """FreeMatch's fairness, Eq. (11) there: sum_c P_c log Q_c over the images that count; 0 where none does.
+
+    P = norm(prediction / histogram), Q = norm(mean softmax(logits) / shares of the predicted classes), x / 0 = 0.
+
+    Args:
+        logits: (N, K) of the strong views.
+        used: (N,), which images count.
+        prediction: (K,), followed mean prediction on weak views.
+        histogram: (K,), followed shares of the predicted classes on weak views.
+    """
+    counted = used.to(logits.dtype)
+    probabilities = logits.softmax(dim=1)
+    mean = (probabilities * counted[:, None]).sum(dim=0) / counted.sum().clamp(min=1e-12)
+    shares = class_shares(probabilities.argmax(dim=1), logits.shape[1], logits.dtype, counted)
+    expected, found = _normalized_ratio(prediction, histogram), _normalized_ratio(mean, shares)
+    return torch.where(counted.sum() > 0, (expected * (found + 1e-12).log()).sum(), 0.0)
+
+
+def _normalized_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    ratio = torch.where(denominator > 0, numerator / torch.where(denominator > 0, denominator, 1.0), 0.0)
+    return ratio / ratio.sum().clamp(min=1e-12)

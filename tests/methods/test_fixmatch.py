@@ -11,7 +11,7 @@ from torch import nn
 from crmatch.augment.views import Batch, View
 from crmatch.methods import FixMatch
 from crmatch.methods.base import Models, Step
-from crmatch.methods.masks import fixed_mask
+from crmatch.methods.masks import above
 from crmatch.networks.build import build_network
 from crmatch.networks.config import WideResNetConfig
 from reference import crmatch_formulas as reference
@@ -160,4 +160,4 @@ def test_one_pass_sees_labeled_weak_and_strong_images_in_this_order():
 @pytest.mark.parametrize(("ties", "expected"), [("exclude", [False, False, True]), ("include", [False, True, True])])
 def test_the_mask_treats_a_confidence_equal_to_the_threshold_as_asked(ties, expected):
     confidence = torch.tensor([0.5, 0.75, 0.875])
-    assert fixed_mask(confidence, 0.75, ties).tolist() == expected
+    assert above(confidence, 0.75, ties).tolist() == expected

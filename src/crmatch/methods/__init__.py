@@ -10,23 +10,69 @@ from crmatch.methods.base import Method
 from crmatch.methods.crmatch import CRMatch
 from crmatch.methods.featmatch import FeatMatch
 from crmatch.methods.fixmatch import FixMatch
+from crmatch.methods.ict import ICT
 from crmatch.methods.label_propagation import LabelPropagation
+from crmatch.methods.mean_teacher import MeanTeacher
+from crmatch.methods.mixmatch import MixMatch
+from crmatch.methods.pi_model import PiModel
 from crmatch.methods.plcb import PLCB
+from crmatch.methods.pseudo_label import PseudoLabel
+from crmatch.methods.remixmatch import ReMixMatch
 from crmatch.methods.supervised import Supervised
+from crmatch.methods.uda import UDA
+from crmatch.methods.vat import VAT
 
 
 class Preset(NamedTuple):
-    """A method under another name with other defaults."""
+    """A method under another name with other defaults, and what tables say of it."""
 
     method: type[Method]
     changes: Mapping[str, Any]
+    title: str
     summary: str
+    paper: str
 
 
 METHODS: dict[str, type[Method] | Preset] = {
     "crmatch": CRMatch,
     "featmatch": FeatMatch,
     "fixmatch": FixMatch,
+    "uda": UDA,
+    "remixmatch": ReMixMatch,
+    "mixmatch": MixMatch,
+    "mean_teacher": MeanTeacher,
+    "pi_model": PiModel,
+    "pseudo_label": PseudoLabel,
+    "vat": VAT,
+    "ict": ICT,
+    "flexmatch": Preset(
+        FixMatch,
+        {"mask": "flex"},
+        "FlexMatch",
+        "FixMatch with a threshold for each class that grows as the class is learned",
+        "Zhang et al., NeurIPS 2021, arXiv 2110.08263",
+    ),
+    "freematch": Preset(
+        FixMatch,
+        {"mask": "free"},
+        "FreeMatch",
+        "FixMatch with thresholds that follow the confidence itself, and a fairness term",
+        "Wang et al., ICLR 2023, arXiv 2205.07246",
+    ),
+    "softmatch": Preset(
+        FixMatch,
+        {"mask": "soft", "alignment": "uniform"},
+        "SoftMatch",
+        "FixMatch that weighs pseudo-labels by a Gaussian of their confidence",
+        "Chen et al., ICLR 2023, arXiv 2301.10921",
+    ),
+    "adamatch": Preset(
+        FixMatch,
+        {"mask": "ada", "alignment": "labeled"},
+        "AdaMatch",
+        "FixMatch with aligned predictions and a threshold relative to the labeled images' confidence",
+        "Berthelot et al., ICLR 2022, arXiv 2106.04732",
+    ),
     "label_propagation": LabelPropagation,
     "plcb": PLCB,
     "supervised": Supervised,

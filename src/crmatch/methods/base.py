@@ -22,6 +22,26 @@ if TYPE_CHECKING:
     from crmatch.networks.outputs import Network, NetworkShape
 
 
+LABELED = View("labeled", "labeled", "weak")
+WEAK = View("weak", "unlabeled", "weak")
+SECOND_WEAK = View("second_weak", "unlabeled", "weak")
+STRONG = View("strong", "unlabeled", "strong")
+
+ONE_UNLABELED_EACH = {"plan.unlabeled_batch_size": 64}
+"""The older methods see as many unlabeled as labeled images in a step."""
+
+
+def original_optimizer(weight_decay: float = 0.02) -> dict[str, Any]:
+    """MixMatch's code (spec section 4): Adam, constant rate 0.002, weights shrunk by rate * decay each step."""
+    return {
+        "plan.optimizer": "adam",
+        "plan.learning_rate": 0.002,
+        "plan.decay_rule": "decoupled",
+        "plan.weight_decay": weight_decay,
+        "plan.schedule": [{"shape": "constant"}],
+    }
+
+
 class Models(NamedTuple):
     """The network that is trained and its moving average."""
 

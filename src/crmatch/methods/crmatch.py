@@ -11,15 +11,14 @@ from pydantic import Field, model_validator
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LossTerms, Models, PseudoLabels, Step
-from crmatch.methods.fixmatch import LABELED, STRONG, WEAK, FixMatch
+from crmatch.methods.base import LABELED, SECOND_WEAK, STRONG, WEAK, LossTerms, Models, PseudoLabels, Step
+from crmatch.methods.fixmatch import FixMatch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from crmatch.networks.outputs import Network, NetworkShape, Outputs
 
-SECOND_WEAK = View("second_weak", "unlabeled", "weak")
 SECOND_STRONG = View("second_strong", "unlabeled", "strong")
 ROTATION = View("rotation", "extra", "weak")
 PAIRS = {
@@ -115,10 +114,10 @@ class CRMatch(FixMatch):
         return self.rotation_images or 0 if ROTATION in self.views else 0
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
-        """Z of Eq. (2) and h of Eq. (7), as far as their terms have a weight."""
+        """Z of Eq. (2) and h of Eq. (7), as far as their terms have a weight; and what the confidence rule remembers."""
         from crmatch.networks.heads import projection_head, rotation_head
 
-        heads: dict[str, nn.Module] = {}
+        heads = super().heads(shape)
         if "feature_distance" in self.weights and self.projection != "none":
             channels, height, width = shape.feature_map
             inputs = channels * height * width if self.feature_point == "a" else channels
@@ -134,7 +133,7 @@ class CRMatch(FixMatch):
 
         images, upright = self._joint_images(batch)
         outputs = forward_together(models.student, images)
-        terms, pseudo_labels = self.self_training_terms(batch, outputs)
+        terms, pseudo_labels = self.self_training_terms(batch, outputs, models.student)
         monitors: dict[str, Tensor] = {}
         if "feature_distance" in self.weights:
             terms["feature_distance"], monitors["cosine"] = self._distance_term(models.student, outputs, pseudo_labels)

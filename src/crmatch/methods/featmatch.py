@@ -13,7 +13,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LossTerms, Method, Models, PseudoLabels, Refresh, Step
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step
 from crmatch.methods.mixup import draw_mixing
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from crmatch.networks.outputs import Network, NetworkShape
 
-LABELED = View("labeled", "labeled", "weak")
-WEAK = View("weak", "unlabeled", "weak")
 STEPS = 183_000
 PHASES = ((3_000, 0.01, 0.1), (75_000, 0.1, 1.0), (75_000, 1.0, 0.1), (30_000, 0.1, 1e-4))
 """Length in steps, first and last factor of the learning rate."""
@@ -42,7 +40,7 @@ class FeatMatch(Method):
     reference_steps: ClassVar = STEPS
 
     name: str = "featmatch"
-    strong_views: int = Field(8, ge=0)
+    strong_views: int = Field(8, ge=1, le=32)
     """K: strong views of each image, beside a weak one."""
     temperature: float = Field(0.75, gt=0)
     """T: guessed labels are p^(1/T), normalized."""
@@ -127,6 +125,8 @@ class FeatMatch(Method):
         import torch
         import torch.nn.functional as F  # noqa: N812
 
+        from crmatch.losses import sharpen
+
         student, attends = models.student, step.number >= self.refresh_start(step.total)
         groups = {source: [view.name for view in self.views if view.source == source] for source in ("labeled", "unlabeled")}
         images = torch.cat([batch.views[name] for names in groups.values() for name in names])
@@ -135,7 +135,7 @@ class FeatMatch(Method):
         labeled, pseudo_labels = len(targets), None
         if self.uses_unlabeled:
             guessed = self._guess(batch, student, attends)
-            targets = torch.cat([targets, self._sharpened(guessed).repeat(len(groups["unlabeled"]), 1)])
+            targets = torch.cat([targets, sharpen(guessed, self.temperature).repeat(len(groups["unlabeled"]), 1)])
             pseudo_labels = PseudoLabels(guessed.argmax(dim=1), torch.ones_like(guessed[:, 0]))
         mixing = draw_mixing(len(images), self.mixup_alpha, step.generator("mixup"), images.device, per="batch")
         outputs, targets = student(mixing.apply(images)), mixing.apply(targets)
@@ -192,11 +192,6 @@ class FeatMatch(Method):
             memory["features"][batch.unlabeled] = outputs.features[len(batch.labels) :]
             memory["confidence"][batch.unlabeled], memory["classes"][batch.unlabeled] = probabilities.max(dim=1)
         return probabilities
-
-    def _sharpened(self, probabilities: Tensor) -> Tensor:
-        """p^(1/T), normalized."""
-        powers = probabilities.pow(1 / self.temperature)
-        return powers / powers.sum(dim=1, keepdim=True)
 
     def _weights(self, step: Step) -> dict[str, float]:
         """Factor of each term; c(t) rises over `ramp_steps`."""

@@ -12,15 +12,13 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LossTerms, Method, Models, PseudoLabels, Refresh, Step
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step
 
 if TYPE_CHECKING:
     from torch import nn
 
     from crmatch.networks.outputs import NetworkShape
 
-LABELED = View("labeled", "labeled", "weak")
-WEAK = View("weak", "unlabeled", "weak")
 EPOCHS_PER_STAGE = 180
 COSINE_EPOCHS = 210
 """The cosine of the learning rate would reach 0 after so many epochs; each stage ends before."""

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LossTerms, Method, Models, PseudoLabels, Refresh, Step
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step
 from crmatch.methods.mixup import draw_mixing
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from crmatch.networks.outputs import Network, NetworkShape
 
-LABELED = View("labeled", "labeled", "weak")
-WEAK = View("weak", "unlabeled", "weak")
 PLAIN = (View("plain_labeled", "labeled", "none"), View("plain", "unlabeled", "none"))
 EPOCHS = 400
 WARMUP_EPOCHS = 10

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 ROTATIONS = 4
 
@@ -14,6 +15,20 @@ def projection_head(inputs: int, width: int, kind: Literal["linear", "mlp"]) -> 
     if kind == "linear":
         return nn.Linear(inputs, width)
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width))
+
+
+class RunningState(nn.Module):
+    """What a method remembers from step to step: buffers without a function, so that checkpoints hold them."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, value in values.items():
+            self.register_buffer(name, value)
+
+
+def linear_head(inputs: int, outputs: int) -> nn.Module:
+    """One linear layer on the pooled features: ReMixMatch's rotation head, Mean Teacher's second classifier."""
+    return nn.Linear(inputs, outputs)
 
 
 def rotation_head(features: int) -> nn.Module:

@@ -98,6 +98,10 @@ class Network(nn.Module):
         """The head `name` applied to `inputs`."""
         return cast(Tensor, self.heads[name](inputs))
 
+    def state(self, name: str) -> dict[str, Tensor]:
+        """The buffers of the head `name`, to be changed in place; none where there is no such head."""
+        return dict(self.heads[name].named_buffers()) if name in self.heads else {}
+
 
 def forward_together(network: Network, views: Mapping[str, Tensor]) -> dict[str, Outputs]:
     """One pass over the concatenation of all views, split again by name, so that batch statistics mix all groups."""

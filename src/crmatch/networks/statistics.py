@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from crmatch.networks.outputs import Network, Outputs
@@ -33,3 +34,14 @@ def _batch_statistics_only(network: Network) -> Iterator[None]:
         for norm in norms:
             norm.track_running_stats = True
         network.train(training)
+
+
+def forward_interleaved(network: Network, images: Tensor, groups: int) -> Tensor:
+    """Logits (N, K) from `groups` passes, each over every `groups`-th image, so that all see the same mixture of sources.
+
+    Only the first pass moves the running statistics (MixMatch's code; spec 4.3).
+    """
+    parts = [images[start::groups] for start in range(groups)]
+    logits = [network(part).logits if index == 0 else forward_apart(network, part).logits for index, part in enumerate(parts)]
+    rows = torch.cat([torch.arange(start, len(images), groups, device=images.device) for start in range(groups)])
+    return torch.cat(logits).index_select(0, rows.argsort())

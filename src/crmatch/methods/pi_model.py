@@ -1,0 +1,67 @@
+"""The Pi model (Laine and Aila, ICLR 2017): two views of an image get the same prediction."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from crmatch.augment.views import Batch, View
+from crmatch.data.settings import Setting
+from crmatch.methods.base import (
+    LABELED,
+    ONE_UNLABELED_EACH,
+    SECOND_WEAK,
+    WEAK,
+    LossTerms,
+    Method,
+    Models,
+    Step,
+    original_optimizer,
+)
+
+
+class PiModel(Method):
+    """L = CE + w(t) * K * mean (softmax(first view) - softmax(second view))^2, no gradient through the first."""
+
+    title: ClassVar = "Pi-model"
+    summary: ClassVar = "two weak views of an image get the same prediction"
+    paper: ClassVar = "Laine and Aila, ICLR 2017, arXiv 1610.02242"
+    running_statistics: ClassVar = "labeled"
+
+    name: str = "pi_model"
+    consistency_weight: float = Field(10.0, ge=0)
+    ramp_share: float = Field(0.4, gt=0, le=1)
+    """Part of the run over which the consistency weight rises."""
+
+    @classmethod
+    def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
+        """As many unlabeled as labeled images; weights per data set in `original`."""
+        if recipe == "quick":
+            return {}
+        if recipe != "original":
+            return ONE_UNLABELED_EACH
+        weight = {"cifar10": 20, "cifar100": 20, "svhn": 5}.get(setting.stem or "", 10)
+        return ONE_UNLABELED_EACH | original_optimizer() | {"method.consistency_weight": weight}
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Labeled images, and two weak views of the unlabeled ones."""
+        return (LABELED, WEAK, SECOND_WEAK) if self.consistency_weight else (LABELED,)
+
+    def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
+        """Supervised and consistency terms from three passes of the student."""
+        import torch
+
+        from crmatch.losses import cross_entropy, squared_difference
+        from crmatch.networks.statistics import forward_apart
+
+        terms = {"supervised": cross_entropy(models.student(batch.views["labeled"]).logits, batch.labels).mean()}
+        weights = {"supervised": 1.0}
+        if self.consistency_weight:
+            with torch.no_grad():
+                targets = forward_apart(models.student, batch.views["weak"]).logits.softmax(dim=1)
+            logits = forward_apart(models.student, batch.views["second_weak"]).logits
+            terms["consistency"] = squared_difference(logits, targets)
+            weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)
+        return LossTerms(terms, weights)

@@ -1,0 +1,71 @@
+"""Pseudo-Label (Lee, ICML workshop 2013): confident predictions become labels of the very same view."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from crmatch.augment.views import Batch, View
+from crmatch.data.settings import Setting
+from crmatch.methods.base import (
+    LABELED,
+    ONE_UNLABELED_EACH,
+    WEAK,
+    LossTerms,
+    Method,
+    Models,
+    PseudoLabels,
+    Step,
+    original_optimizer,
+)
+from crmatch.methods.masks import Ties, above
+
+
+class PseudoLabel(Method):
+    """L = CE + w(t) * lambda * (1/Bu) sum_j 1{max p_j > tau} CE(argmax p_j, logits_j) on one weak view.
+
+    Reference: the mask keeps a trailing axis and meets every image's loss. Here: one mask value per image, because the
+    paper means it.
+    """
+
+    title: ClassVar = "Pseudo-Label"
+    summary: ClassVar = "confident predictions become labels of the same weakly augmented image"
+    paper: ClassVar = "Lee, ICML workshop 2013"
+    running_statistics: ClassVar = "labeled"
+
+    name: str = "pseudo_label"
+    threshold: float = Field(0.95, ge=0, le=1)
+    ties: Ties = "exclude"
+    pseudo_label_weight: float = Field(1.0, ge=0)
+    ramp_share: float = Field(0.4, gt=0, le=1)
+    """Part of the run over which the weight of pseudo-labels rises."""
+
+    @classmethod
+    def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
+        """As many unlabeled as labeled images; twice the weight on SVHN."""
+        keys: dict[str, Any] = {"method.pseudo_label_weight": 2} if setting.stem == "svhn" and recipe != "usb" else {}
+        if recipe == "quick":
+            return keys
+        return keys | ONE_UNLABELED_EACH | (original_optimizer() if recipe == "original" else {})
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Labeled and unlabeled images, weakly augmented."""
+        return (LABELED, WEAK) if self.pseudo_label_weight else (LABELED,)
+
+    def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
+        """Supervised and pseudo-label terms from one pass each."""
+        from crmatch.losses import cross_entropy, masked_mean
+        from crmatch.networks.statistics import forward_apart
+
+        terms = {"supervised": cross_entropy(models.student(batch.views["labeled"]).logits, batch.labels).mean()}
+        weights = {"supervised": 1.0}
+        if not self.pseudo_label_weight:
+            return LossTerms(terms, weights)
+        logits = forward_apart(models.student, batch.views["weak"]).logits
+        confidence, labels = logits.detach().softmax(dim=1).max(dim=1)
+        confident = above(confidence, self.threshold, self.ties)
+        terms["pseudo_label"] = masked_mean(cross_entropy(logits, labels), confident)
+        weights["pseudo_label"] = self.pseudo_label_weight * step.ramp(self.ramp_share * step.total)
+        return LossTerms(terms, weights, pseudo_labels=PseudoLabels(labels, confident))

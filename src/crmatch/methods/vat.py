@@ -1,0 +1,100 @@
+"""Virtual adversarial training (Miyato et al., TPAMI 2018): predictions withstand the worst small perturbation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from crmatch.augment.views import Batch, View
+from crmatch.data.settings import Setting
+from crmatch.methods.base import (
+    LABELED,
+    ONE_UNLABELED_EACH,
+    WEAK,
+    LossTerms,
+    Method,
+    Models,
+    Step,
+    original_optimizer,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from crmatch.networks.outputs import Network
+
+
+class VAT(Method):
+    """L = CE + w(t) * lambda * KL(p(u) || p(u + r)) + lambda_e * H(p(u)).
+
+    r = eps * g / |g| per image, g the gradient of KL(p(u) || p(u + xi d)) by d: one power iteration from a random direction d
+    of length 1.
+    """
+
+    title: ClassVar = "VAT"
+    summary: ClassVar = "predictions stay the same under the perturbation that would change them most"
+    paper: ClassVar = "Miyato et al., TPAMI 2018, arXiv 1704.03976"
+    running_statistics: ClassVar = "labeled"
+
+    name: str = "vat"
+    perturbation: float = Field(6.0, gt=0)
+    """eps: length of the perturbation of an image."""
+    probe: float = Field(1e-3, gt=0)
+    """xi: length of the step that finds its direction. Paper: 1e-6. Here: 1e-3, because 1e-6 spread over the pixels of an image
+    is below the resolution of float32, where the direction found is rounding noise."""
+    consistency_weight: float = Field(0.3, ge=0)
+    entropy_weight: float = Field(0.06, ge=0)
+    ramp_share: float = Field(0.4, gt=0, le=1)
+    """Part of the run over which the consistency weight rises."""
+
+    @classmethod
+    def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
+        """As many unlabeled as labeled images, and Adam."""
+        return {} if recipe == "quick" else ONE_UNLABELED_EACH | ({} if recipe == "usb" else original_optimizer())
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Labeled and unlabeled images, weakly augmented."""
+        return (LABELED, WEAK) if self.consistency_weight or self.entropy_weight else (LABELED,)
+
+    def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
+        """Four passes: labeled, unlabeled, probed, perturbed."""
+        from crmatch.losses import cross_entropy, divergence, entropy
+        from crmatch.networks.statistics import forward_apart
+
+        student = models.student
+        terms = {"supervised": cross_entropy(student(batch.views["labeled"]).logits, batch.labels).mean()}
+        weights = {"supervised": 1.0}
+        if "weak" not in batch.views:
+            return LossTerms(terms, weights)
+        images = batch.views["weak"]
+        logits = forward_apart(student, images).logits
+        if self.consistency_weight:
+            targets = logits.detach().softmax(dim=1)
+            perturbed = images + self.perturbation * self._direction(student, images, targets, step)
+            terms["consistency"] = divergence(targets, forward_apart(student, perturbed).logits).mean()
+            weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)
+        if self.entropy_weight:
+            terms["entropy"] = entropy(logits).mean()
+            weights["entropy"] = self.entropy_weight
+        return LossTerms(terms, weights)
+
+    def _direction(self, student: Network, images: Tensor, targets: Tensor, step: Step) -> Tensor:
+        """Where a small step changes the prediction of each image most: g / |g|."""
+        import torch
+
+        from crmatch.losses import divergence
+        from crmatch.networks.statistics import forward_apart
+
+        random = torch.randn(images.shape, generator=step.generator("vat")).to(images)
+        probe = (self.probe * _unit(random)).requires_grad_()
+        divergences = divergence(targets, forward_apart(student, images + probe).logits)
+        (gradient,) = torch.autograd.grad(divergences.mean(), probe)
+        return _unit(gradient)
+
+
+def _unit(values: Tensor) -> Tensor:
+    """Each image of (N, C, H, W) divided by its length; zero stays zero."""
+    lengths: Tensor = values.flatten(1).norm(dim=1).reshape(-1, 1, 1, 1)
+    return values / lengths.where(lengths > 0, 1.0)
