@@ -91,7 +91,7 @@ def table(rows: list[dict[str, float]], threads: int) -> str:
     lines += [
         "",
         f"From {first['images']:,} to {last['images']:,} images, time grows as {growth}.",
-        "Exact neighbors compare every pair of images: N^2 inner products, and N rows of N values to choose from. The graph has",
+        "Exact neighbors compare every pair of images: N^2 inner products, N rows of N values to choose from. The graph has",
         "at most 2 k N edges, so an iteration of the solver is linear in N, steeper only where its vectors outgrow the cache.",
         "Memory is one block of similarities (512 rows), the graph, and the values of all classes: linear in N.",
         "",
