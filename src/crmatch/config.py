@@ -43,8 +43,14 @@ class AugmentationSpec(Frozen):
     mirror: bool = True
     padding: int | None = Field(None, ge=0)
     """Pixels by which the weak crop may move; None: an eighth of the side."""
+    padding_mode: Literal["reflect", "zero"] = "reflect"
+    """What the moved crop shows beyond the image: its mirror image, or black."""
+    rotation: float = Field(0.0, ge=0, le=180)
+    """Degrees by which the weak view may be turned, either way (deep label propagation: 10 on mini-ImageNet)."""
+    jitter: bool = False
+    """Whether the weak view's colors are jittered by ColorJitter(0.4, 0.4, 0.4, 0.1) (PLCB on mini-ImageNet)."""
     policy: Literal["randaugment", "ctaugment"] = "randaugment"
-    variant: Literal["paper", "google", "author", "kekmodel", "usb"] = "paper"
+    variant: Literal["paper", "google", "author", "kekmodel", "usb", "featmatch"] = "paper"
     """Which RandAugment."""
     cutout: bool = True
     """Whether a gray square ends every strong view (ReMixMatch and FeatMatch have none)."""

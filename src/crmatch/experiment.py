@@ -18,6 +18,7 @@ from crmatch.augment.batch import BatchMaker
 from crmatch.augment.normalize import Normalizer
 from crmatch.augment.policies import LearningPolicy, build_policy
 from crmatch.augment.views import Batch
+from crmatch.augment.weak import WeakAugmentation
 from crmatch.config import NUMERICS, RunSpec, differences
 from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
@@ -83,8 +84,13 @@ class Experiment:
                 "unlabeled": spec.plan.unlabeled_batch_size,
                 "extra": spec.method.extra_batch_size,
             },
-            padding=spec.padding,
-            mirror=spec.augmentation.mirror,
+            weak=WeakAugmentation(
+                spec.padding,
+                spec.augmentation.mirror,
+                spec.augmentation.padding_mode,
+                spec.augmentation.rotation,
+                spec.augmentation.jitter,
+            ),
             policy=build_policy(spec.augmentation.policy, spec.augmentation.variant, spec.augmentation.cutout),
             normalizer=self.normalizer,
             seed=spec.seed,
@@ -275,9 +281,10 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
                 "The same command continues."
             )
     record = _record(experiment, training, curves.lines)
-    weights = safetensors.torch.save(experiment.evaluated(training.models).deployed_state())
+    network = experiment.evaluated(training.models)
+    weights = safetensors.torch.save(network.deployed_state())
     write_file(directory.model, weights)
-    write_json(directory.model_config, {**_model_config(experiment, record), "checksum": checksum(weights)})
+    write_json(directory.model_config, {**_model_config(experiment, record, network), "checksum": checksum(weights)})
     write_json(directory.record, record.model_dump(mode="json"))
     return record
 
@@ -335,11 +342,12 @@ def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> 
     )
 
 
-def _model_config(experiment: Experiment, record: RunRecord) -> dict[str, Any]:
+def _model_config(experiment: Experiment, record: RunRecord, network: Network) -> dict[str, Any]:
     spec = record.spec
     return {
         "format": 1,
         "network": spec.network.model_dump(mode="json"),
+        "refiner": network.refiner_description(),
         "channels": experiment.data.train.images.shape[1],
         "image_size": spec.data.image_size,
         "mean": experiment.mean,

@@ -11,16 +11,17 @@ from typing import Any
 import safetensors
 import safetensors.torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from crmatch.augment.normalize import Normalizer
 from crmatch.data.images import SMALLEST_SIDE, check_images, resize
 from crmatch.errors import DataError
 from crmatch.evaluation import predict_probabilities
 from crmatch.files import checksum
+from crmatch.networks.attention import AttentionRefiner
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NetworkConfig
-from crmatch.networks.outputs import Network
+from crmatch.networks.outputs import REFINER, Network, NetworkShape
 from crmatch.results import MODEL_CONFIG, MODEL_WEIGHTS
 
 
@@ -66,6 +67,7 @@ def load(path: str | Path) -> Model:
             channels=int(config["channels"]),
             image_size=int(config["image_size"]),
             classes=len(config["class_names"]),
+            heads=lambda shape: _refiner(shape, config.get("refiner")),
         )
         content = (directory / MODEL_WEIGHTS).read_bytes()
         if checksum(content) != config["checksum"]:
@@ -95,3 +97,10 @@ def load(path: str | Path) -> Model:
     ) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"the model in {directory} cannot be read: {reason}\nThe files are damaged; train again.") from error
+
+
+def _refiner(shape: NetworkShape, description: Mapping[str, Any] | None) -> dict[str, nn.Module]:
+    """The one head that prediction needs, where the model has it."""
+    if description is None:
+        return {}
+    return {REFINER: AttentionRefiner(shape.features, int(description["prototypes"]), int(description["heads"]))}

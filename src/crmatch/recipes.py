@@ -54,7 +54,7 @@ def _paper(setting: Setting, method: str) -> RunSpec:
         data=_data(setting, setting.image_size, unlabeled="remaining" if ours else "all"),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="paper" if ours else "google"),
         network=NETWORKS[setting.defaults.network],
-        method=build_method(method, _shared(method, ties="exclude" if ours else "include")),
+        method=build_method(method, _ties(method, "exclude" if ours else "include")),
         plan=TrainPlan(steps=epochs * EPOCH, weight_decay=setting.defaults.weight_decay),
         headline="last" if ours else "median_last_20",
     )
@@ -78,7 +78,7 @@ def _usb(setting: Setting, method: str) -> RunSpec:
         data=_data(setting, setting.image_size, unlabeled="all", mean=mean, std=std),
         augmentation=AugmentationSpec(mirror=setting.data != "digits", variant="usb"),
         network=network,
-        method=build_method(method, _shared(method, ties="include")),
+        method=build_method(method, _ties(method, "include")),
         plan=TrainPlan(
             steps=1024 * EPOCH, weight_decay=setting.defaults.weight_decay, evaluate_every=5120, checkpoint_every=5120
         ),
@@ -101,7 +101,7 @@ def _quick(setting: Setting, method: str) -> RunSpec:
         data=_data(setting, size),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
         network=WideResNetConfig(filters=32 if setting.channels == 3 else 16, repeat=1, norm_momentum=0.1),
-        method=build_method(method, _shared(method, ties="exclude", average_decay=decay)),
+        method=build_method(method, _ties(method, "exclude")),
         plan=TrainPlan(
             steps=steps,
             labeled_batch_size=16,
@@ -157,7 +157,6 @@ def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
     )
 
 
-def _shared(method: str, **choices: Any) -> dict[str, Any]:
-    """Choices that a recipe makes for all methods, as far as `method` has them: ties, and how long averages remember."""
-    fields = method_class(method).model_fields
-    return {key: value for key, value in choices.items() if key in fields}
+def _ties(method: str, ties: str) -> dict[str, Any]:
+    """The choice of ties for methods that have one."""
+    return {"ties": ties} if "ties" in method_class(method).model_fields else {}

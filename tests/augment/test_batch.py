@@ -86,7 +86,7 @@ def test_seed_and_step_change_the_batch_and_nothing_else_does(maker: BatchMaker)
 @pytest.mark.parametrize("mirror", [True, False])
 def test_the_weak_view_mirrors_half_of_the_images_or_none(maker: BatchMaker, mirror: bool) -> None:
     ramp = torch.arange(16, dtype=torch.uint8).repeat(36, 3, 16, 1)
-    rising = replace(maker, images=ramp, mirror=mirror, views=(WEAK,))
+    rising = replace(maker, images=ramp, weak=maker.weak._replace(mirror=mirror), views=(WEAK,))
     mirrored = sum(
         int((view[0, 8, 12] < view[0, 8, 4]).item()) for step in range(50) for view in rising.batch(step).views["weak"]
     )
@@ -98,3 +98,14 @@ def test_normalization_is_per_channel() -> None:
     result = Normalizer((0.1, 0.2, 0.3), (0.5, 0.25, 2.0))(images)
     torch.testing.assert_close(result[0, :, 0, 0], torch.tensor([1.8, 3.2, 0.35]))
     assert images.float().mean() == 255
+
+
+def test_a_pool_is_all_images_in_order_and_its_weak_views_depend_on_seed_and_step_alone(maker: BatchMaker) -> None:
+    def pool(maker: BatchMaker, *arguments: object) -> torch.Tensor:
+        return torch.cat(list(maker.pool("unlabeled", *arguments)))  # type: ignore[arg-type]
+
+    torch.testing.assert_close(pool(maker), maker.images[maker.unlabeled].float() / 127.5 - 1)
+    assert torch.equal(pool(maker, "weak", 3), pool(maker, "weak", 3))
+    assert not torch.equal(pool(maker, "weak", 3), pool(maker))
+    assert not torch.equal(pool(maker, "weak", 3), pool(maker, "weak", 4))
+    assert not torch.equal(pool(maker, "weak", 3), pool(replace(maker, seed=1), "weak", 3))

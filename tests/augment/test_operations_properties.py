@@ -18,7 +18,7 @@ NEUTRAL = {
     "posterize": 8.0,
     "solarize": 256.0,
 }
-ALWAYS_CHANGES = {"autocontrast", "equalize", "invert", "hue"}  # hue: the way over HSV bytes rounds, as Pillow does
+ALWAYS_CHANGES = {"autocontrast", "equalize", "invert", "mirror", "hue"}  # hue: the way over HSV bytes rounds, as Pillow does
 
 
 @st.composite

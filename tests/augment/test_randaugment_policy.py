@@ -35,11 +35,12 @@ def within_five_deviations(hits, trials, probability):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_operations_are_uniform_over_the_fourteen(variant):
+def test_operations_are_uniform_over_the_fourteen_and_featmatchs_sixteen(variant):
+    expected = {*RANDAUGMENT_OPERATIONS, "invert", "mirror"} if variant == "featmatch" else set(RANDAUGMENT_OPERATIONS)
     draws = draw(variant)
     counts = Counter(OPERATION_NAMES[kind] for kind in draws.operations.flatten().tolist())
-    assert set(counts) == set(RANDAUGMENT_OPERATIONS)
-    assert all(within_five_deviations(count, draws.operations.numel(), 1 / 14) for count in counts.values())
+    assert set(counts) == expected
+    assert all(within_five_deviations(count, draws.operations.numel(), 1 / len(expected)) for count in counts.values())
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_operations_are_uniform_over_the_fourteen(variant):
         ("author", {0: 0.25, 1: 0.5, 2: 0.25}),
         ("kekmodel", {0: 0.25, 1: 0.5, 2: 0.25}),
         ("usb", {3: 1.0}),
+        ("featmatch", {2: 1.0}),
     ],
 )
 def test_share_of_images_by_number_of_operations(variant, shares):
@@ -75,6 +77,27 @@ def test_uniform_magnitudes_fill_the_printed_ranges(variant):
     bits = Counter(values_of(draws, "posterize").tolist())
     assert sorted(bits) == ([4, 5, 6, 7, 8] if variant == "paper" else [4, 5, 6, 7])
     assert all(within_five_deviations(count, bits.total(), 1 / len(bits)) for count in bits.values())
+
+
+def test_magnitudes_of_featmatch_are_uniform_over_its_ten_levels_in_both_directions():
+    draws = draw("featmatch")
+    ranges = {
+        **dict.fromkeys(FACTORS, (0.1, 1.9)),
+        "rotate": (-30, 30),
+        "shear_x": (-0.3, 0.3),
+        "shear_y": (-0.3, 0.3),
+        "translate_x": (-150 / 331, 150 / 331),
+        "translate_y": (-150 / 331, 150 / 331),
+        "solarize": (0, 256),
+    }
+    for name, (low, high) in ranges.items():
+        values = values_of(draws, name)
+        assert low <= values.min() < low + 0.01 * (high - low), name
+        assert high - 0.01 * (high - low) < values.max() <= high, name
+        assert within_five_deviations((values < (low + high) / 2).sum().item(), len(values), 0.5), name
+    bits = Counter(values_of(draws, "posterize").tolist())
+    shares = {4: 1 / 8, 5: 1 / 4, 6: 1 / 4, 7: 1 / 4, 8: 1 / 8}
+    assert all(within_five_deviations(bits[bit], bits.total(), share) for bit, share in shares.items())
 
 
 @pytest.mark.parametrize("variant", ["google", "author", "kekmodel"])

@@ -148,7 +148,8 @@ def test_later_methods_are_presets_of_fixmatch(name, fields):
     method = build_method(name)
     assert isinstance(method, FixMatch)
     assert {field: getattr(method, field) for field in fields} == fields
-    assert (method.threshold, method.average_decay) == (0.95, 0.999)
+    assert (method.threshold, method.average_decay) == (0.95, None)
+    assert method.rule(ema_decay=0.999).decay == 0.999
 
 
 def test_flexmatch_thresholds_start_at_zero_and_rise_for_the_classes_it_learns():

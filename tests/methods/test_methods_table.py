@@ -19,7 +19,7 @@ from crmatch.networks.build import build_network
 from crmatch.networks.config import WideResNetConfig
 
 CLASSES = 3
-STEP = Step(0, 3, lambda stream: torch.Generator())
+STEP = Step(2, 3, lambda stream: torch.Generator())  # late, when stages and ramps have begun
 SIZES = {"labeled": 4, "unlabeled": 8, "extra": 3}
 VARIANTS = [
     *((name, {}) for name in METHODS),
@@ -136,6 +136,22 @@ BAD_VALUES = {
     "strong_weight": [-1, float("nan")],
     "memory_batches": [0, 1.5],
     "weak_augmentation": ["strong"],
+    "supervised_epochs": [0, 360, 1.5],
+    "neighbors": [0, -1, 2.5],
+    "similarity_power": [0, -1, float("nan")],
+    "diffusion": [-0.1, 1, float("nan")],
+    "solver_iterations": [0, 1.5],
+    "solver_tolerance": [-1e-6, float("nan")],
+    "warmup_epochs": [0, 410, 1.5],
+    "label_images": ["weak"],
+    "class_balance_weight": [-1, float("nan")],
+    "prototypes": [1, 0, 2.5],
+    "prototype_confidence": [0, 1, float("nan")],
+    "attention_heads": [0, 1.5],
+    "attention_dropout": [-0.1, 1],
+    "warmup_steps": [0, 1.5],
+    "refresh_steps": [0, 1.5],
+    "plain_consistency_weight": [-1, float("nan")],
 }
 
 

@@ -60,6 +60,7 @@ OPERATIONS: dict[str, Operation] = {
     "autocontrast": lambda image, value: ImageOps.autocontrast(image),
     "equalize": lambda image, value: ImageOps.equalize(image),
     "invert": lambda image, value: ImageOps.invert(image),
+    "mirror": lambda image, value: ImageOps.mirror(image),
     "brightness": _enhance(ImageEnhance.Brightness),
     "color": _enhance(ImageEnhance.Color),
     "contrast": _enhance(ImageEnhance.Contrast),

@@ -73,6 +73,16 @@ def test_means_between_log_points_are_those_of_the_steps() -> None:
     assert meter.means() == other.means() == {"c": 2.5}
 
 
+def test_a_curve_that_begins_between_two_log_points_is_averaged_over_its_own_steps() -> None:
+    meter, other = Meter(), Meter()
+    meter.add({"a": torch.tensor(1.0)})
+    meter.add({"a": torch.tensor(2.0), "b": torch.tensor(7.0)})
+    other.load_state(meter.state(), torch.device("cpu"))
+    for part in (meter, other):
+        part.add({"a": torch.tensor(3.0), "b": torch.tensor(9.0)})
+    assert meter.means() == other.means() == {"a": 2.0, "b": 8.0}
+
+
 class Remembering(Method):
     """A toy method with memory: refresh stores the class means of all features."""
 
@@ -122,7 +132,7 @@ class Pool:
 
     def learn(self, step: int, predict: Any) -> None: ...
 
-    def pool(self, source: Literal["labeled", "unlabeled"]) -> Iterator[torch.Tensor]:
+    def pool(self, source: Literal["labeled", "unlabeled"], augmentation: str, step: int) -> Iterator[torch.Tensor]:
         yield from self.images[: 4 if source == "labeled" else 8].split(3)
 
     def pool_labels(self) -> torch.Tensor:

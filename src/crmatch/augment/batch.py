@@ -12,9 +12,12 @@ from torch import Tensor
 from crmatch.augment.normalize import Normalizer
 from crmatch.augment.policies import LearningPolicy, Policy
 from crmatch.augment.views import Batch, Source, View
-from crmatch.augment.weak import weak_views
+from crmatch.augment.weak import WeakAugmentation, weak_views
 from crmatch.data.sampling import batch_positions
 from crmatch.randomness import generator
+
+POOL_BLOCK = 512
+"""Images of a pool that go through the network together, outside of training."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,7 @@ class BatchMaker:
         unlabeled: rows of the unlabeled images.
         views: what the method asks for.
         batch_sizes: images per source.
-        padding: how far the weak crop may move, in pixels.
-        mirror: whether the weak view may be mirrored.
+        weak: the weak augmentation.
         policy: the strong policy.
         normalizer: from pixels to floats.
         seed: the run's seed.
@@ -41,8 +43,7 @@ class BatchMaker:
     unlabeled: Tensor
     views: Sequence[View]
     batch_sizes: dict[Source, int]
-    padding: int
-    mirror: bool
+    weak: WeakAugmentation
     policy: Policy
     normalizer: Normalizer
     seed: int
@@ -74,10 +75,13 @@ class BatchMaker:
         proximity = probabilities.gather(1, self.labels[rows][:, None]).squeeze(1)
         self.policy.learn(draws, proximity.cpu())
 
-    def pool(self, source: Literal["labeled", "unlabeled"], batch_size: int = 512) -> Iterator[Tensor]:
-        """All images of a pool in order, unaugmented and normalized."""
-        for rows in torch.split(self._pool(source), batch_size):
-            yield self.normalizer(self.images.index_select(0, rows))
+    def pool(
+        self, source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"] = "none", step: int = 0
+    ) -> Iterator[Tensor]:
+        """All images of a pool in order, normalized, in blocks; weak views are drawn for `step`, each block by itself."""
+        for block, rows in enumerate(torch.split(self._pool(source), POOL_BLOCK)):
+            view = View(f"pool/{source}/{block}", source, augmentation)
+            yield self.normalizer(self._augmented(view, rows, step))
 
     def pool_labels(self) -> Tensor:
         """Classes of the labeled pool: int64."""
@@ -104,4 +108,4 @@ class BatchMaker:
 
     def _weak(self, view: View, rows: Tensor, step: int) -> Tensor:
         randomness = generator(self.seed, f"weak/{view.name}", step)
-        return weak_views(self.images.index_select(0, rows), self.padding, self.mirror, randomness)
+        return weak_views(self.images.index_select(0, rows), self.weak, randomness)

@@ -129,4 +129,5 @@ FAMILIES: dict[str, Callable[[Tensor, Sequence[Group], Floats], Tensor]] = {
     "hue": _hue,
     "rescale": _rescale,
     "cutout": _cutout,
+    "mirror": lambda images, groups, values: images.flip(3),
 }

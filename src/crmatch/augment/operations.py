@@ -69,6 +69,7 @@ OPERATIONS: dict[str, Operation] = {
     "rescale_hamming": Operation("rescale", 0, 0.25, False, "share", _RESCALED.format("Hamming")),
     "rescale_nearest": Operation("rescale", 0, 0.25, False, "share", _RESCALED.format("nearest-neighbor")),
     "cutout": Operation("cutout", 0, 1, False, "fraction of the side", "Covers a gray square in the middle."),
+    "mirror": Operation("mirror", 0, 0, False, "", "Mirrors the image left to right."),
 }
 OPERATION_NAMES = tuple(OPERATIONS)
 _ALL_POSITIONS = np.arange(len(OPERATION_NAMES) + 1)

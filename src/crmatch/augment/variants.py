@@ -1,8 +1,10 @@
 """RandAugment's variants as data: what each code base draws. Imports no torch, like every description of a run.
 
-All of them draw operations uniformly with replacement from the same 14 and end with CutOut; they differ in everything
-else. Sources: `paper` is the table printed in CR-Match's appendix; `google` is google-research/fixmatch; `author` is
-YUE-FAN/FixMatch-PyTorch; `kekmodel` is kekmodel/FixMatch-pytorch; `usb` is microsoft/Semi-supervised-learning.
+All of them draw operations uniformly with replacement, from the same 14 but for FeatMatch's 16, and end with CutOut; they
+differ in everything else. Sources: `paper` is the table printed in CR-Match's appendix; `google` is
+google-research/fixmatch; `author` is YUE-FAN/FixMatch-PyTorch; `kekmodel` is kekmodel/FixMatch-pytorch; `usb` is
+microsoft/Semi-supervised-learning; `featmatch` is GT-RIPL/FeatMatch, whose level 0..9 and place within the level are together
+a uniform strength, but for its bicubic warps around the center (here as everywhere: nearest neighbors).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ RANDAUGMENT_OPERATIONS = (
     "translate_x",
     "translate_y",
 )
+FEATMATCH_OPERATIONS = (*RANDAUGMENT_OPERATIONS, "invert", "mirror")
 HIGHEST_LEVEL = 9
 LEVEL_SCALE = 10
 
@@ -78,6 +81,7 @@ class Variant:
         magnitudes: operation -> how its value is made; operations without a value are absent.
         gray_fill: whether areas that a warp uncovers end gray instead of black.
         cutout: the final square.
+        operations: names of those that are drawn.
     """
 
     num_ops: int
@@ -87,6 +91,7 @@ class Variant:
     magnitudes: dict[str, Magnitude]
     gray_fill: bool
     cutout: CutOut
+    operations: tuple[str, ...] = RANDAUGMENT_OPERATIONS
 
 
 def _magnitudes(
@@ -187,5 +192,22 @@ VARIANTS: dict[str, Variant] = {
         ),
         gray_fill=False,
         cutout=CutOut(smallest=0.0, largest=0.5, end_included=True, color=(125, 123, 114)),
+    ),
+    "featmatch": Variant(
+        num_ops=2,
+        apply_probability=1.0,
+        strength="uniform",
+        signed=True,
+        magnitudes=_magnitudes(
+            factor=Magnitude(0.1, 1.8),
+            posterize=Magnitude(4, 4, "nearest"),
+            rotate=Magnitude(0, 30),
+            shear=Magnitude(0, 0.3),
+            solarize=Magnitude(0, 256),
+            translate=Magnitude(0, 150 / 331),
+        ),
+        gray_fill=False,
+        cutout=CutOut(),
+        operations=FEATMATCH_OPERATIONS,
     ),
 }

@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 from crmatch.errors import unknown
 from crmatch.methods.base import Method
 from crmatch.methods.crmatch import CRMatch
+from crmatch.methods.featmatch import FeatMatch
 from crmatch.methods.fixmatch import FixMatch
 from crmatch.methods.ict import ICT
+from crmatch.methods.label_propagation import LabelPropagation
 from crmatch.methods.mean_teacher import MeanTeacher
 from crmatch.methods.mixmatch import MixMatch
 from crmatch.methods.pi_model import PiModel
+from crmatch.methods.plcb import PLCB
 from crmatch.methods.pseudo_label import PseudoLabel
 from crmatch.methods.remixmatch import ReMixMatch
 from crmatch.methods.supervised import Supervised
@@ -32,6 +35,7 @@ class Preset(NamedTuple):
 
 METHODS: dict[str, type[Method] | Preset] = {
     "crmatch": CRMatch,
+    "featmatch": FeatMatch,
     "fixmatch": FixMatch,
     "uda": UDA,
     "remixmatch": ReMixMatch,
@@ -69,6 +73,8 @@ METHODS: dict[str, type[Method] | Preset] = {
         "FixMatch with aligned predictions and a threshold relative to the labeled images' confidence",
         "Berthelot et al., ICLR 2022, arXiv 2106.04732",
     ),
+    "label_propagation": LabelPropagation,
+    "plcb": PLCB,
     "supervised": Supervised,
 }
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
@@ -56,15 +56,26 @@ class Step(NamedTuple):
         number: from 0.
         total: length of the run in steps.
         generator: stream name -> a fresh generator for this step (e.g. `mixup`).
+        ema_decay: of the weights' moving average, for averages of a method that follow as slowly.
     """
 
     number: int
     total: int
     generator: Callable[[str], torch.Generator]
+    ema_decay: float = 0.999
 
     def ramp(self, steps: float) -> float:
         """A weight that rises linearly from 0 to 1 over the first `steps` steps: min(1, t / steps)."""
         return min(1.0, self.number / steps)
+
+
+class PoolFeatures(Protocol):
+    """What the student makes of every image of a pool."""
+
+    def __call__(
+        self, source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"] = "none"
+    ) -> tuple[Tensor, Tensor]:
+        """Features (N, D) and probabilities (N, K) of a pool's images in order, in eval mode."""
 
 
 class Refresh(NamedTuple):
@@ -74,13 +85,14 @@ class Refresh(NamedTuple):
         models: student and teacher.
         step: where training is.
         labels: int64, classes of the labeled pool.
-        features: pool ("labeled" or "unlabeled") -> (features, probabilities) of every image, unaugmented, eval mode.
+        features: pool ("labeled" or "unlabeled") -> (features, probabilities) of every image in eval mode; the images are
+            unaugmented, or weakly augmented with draws of this step.
     """
 
     models: Models
     step: Step
     labels: Tensor
-    features: Callable[[Literal["labeled", "unlabeled"]], tuple[Tensor, Tensor]]
+    features: PoolFeatures
 
 
 class PseudoLabels(NamedTuple):
@@ -175,13 +187,17 @@ class Method(Frozen, ABC):
         """All terms of one step."""
 
     def refresh_every(self, steps_per_epoch: int, total_steps: int) -> int | None:
-        """Steps between two calls of `refresh`, the first before step 0; None: never.
+        """Steps between two calls of `refresh`, the first before step `refresh_start`; None: never.
 
         Args:
             steps_per_epoch: steps in one pass over the unlabeled images.
             total_steps: length of the run.
         """
         return None
+
+    def refresh_start(self, total_steps: int) -> int:
+        """The step before which `refresh` is called for the first time, in a run of `total_steps`."""
+        return 0
 
     def refresh(self, context: Refresh) -> None:
         """Renew what is remembered of the whole training set."""

@@ -133,7 +133,7 @@ class CRMatch(FixMatch):
 
         images, upright = self._joint_images(batch)
         outputs = forward_together(models.student, images)
-        terms, pseudo_labels = self.self_training_terms(batch, outputs, models.student)
+        terms, pseudo_labels = self.self_training_terms(batch, outputs, models.student, step)
         monitors: dict[str, Tensor] = {}
         if "feature_distance" in self.weights:
             terms["feature_distance"], monitors["cosine"] = self._distance_term(models.student, outputs, pseudo_labels)

@@ -34,8 +34,8 @@ class FixMatch(Method):
     """Which pseudo-labels count: a fixed threshold, FlexMatch's, FreeMatch's, SoftMatch's or AdaMatch's rule."""
     alignment: Alignment = "none"
     """Whether predictions are aligned with uniform classes, or with the predictions on labeled images."""
-    average_decay: float = Field(0.999, ge=0, lt=1)
-    """How slowly the averages of mask and alignment follow."""
+    average_decay: float | None = Field(None, ge=0, lt=1)
+    """How slowly the averages of mask and alignment follow; None: as the moving average of the weights does."""
     free_quantile: float | None = Field(None, ge=0, le=1)
     """FreeMatch: follow this quantile of the confidences instead of their mean."""
     free_clip: float | None = Field(None, gt=0, le=1)
@@ -82,18 +82,17 @@ class FixMatch(Method):
         """What the confidence rule remembers."""
         from crmatch.networks.heads import RunningState
 
-        state = self.rule.state(shape.classes, shape.unlabeled) if self.makes_pseudo_labels else {}
-        return {"mask": RunningState(state)} if state else {}
+        state = self.rule().state(shape.classes, shape.unlabeled) if self.makes_pseudo_labels else {}
+        return {"mask": RunningState(**state)} if state else {}
 
-    @property
-    def rule(self) -> ConfidenceRule:
-        """Which pseudo-labels count."""
+    def rule(self, ema_decay: float = 0.0) -> ConfidenceRule:
+        """Which pseudo-labels count; `ema_decay` is that of the weights."""
         return ConfidenceRule(
             self.mask,
             self.alignment,
             self.threshold,
             self.ties,
-            self.average_decay,
+            ema_decay if self.average_decay is None else self.average_decay,
             self.free_quantile,
             self.free_clip,
             self.soft_sigmas,
@@ -104,11 +103,11 @@ class FixMatch(Method):
         from crmatch.networks.outputs import forward_together
 
         outputs = forward_together(models.student, batch.views)
-        terms, pseudo_labels = self.self_training_terms(batch, outputs, models.student)
+        terms, pseudo_labels = self.self_training_terms(batch, outputs, models.student, step)
         return LossTerms(terms, self.weights, pseudo_labels=pseudo_labels)
 
     def self_training_terms(
-        self, batch: Batch, outputs: dict[str, Outputs], student: Network
+        self, batch: Batch, outputs: dict[str, Outputs], student: Network, step: Step
     ) -> tuple[dict[str, Tensor], PseudoLabels | None]:
         """The terms that FixMatch and CR-Match share, and the pseudo-labels behind them.
 
@@ -127,7 +126,7 @@ class FixMatch(Method):
         weak = outputs["weak"].logits.detach().softmax(dim=1)
         labeled = outputs["labeled"].logits.detach().softmax(dim=1) if "labeled" in outputs else None
         state = student.state("mask")
-        probabilities, labels, used = self.rule.select(weak, labeled, batch.unlabeled, state)
+        probabilities, labels, used = self.rule(step.ema_decay).select(weak, labeled, batch.unlabeled, state)
         if "pseudo_label" in weights:
             targets = labels if self.pseudo_labels == "hard" else probabilities
             terms["pseudo_label"] = masked_mean(cross_entropy(outputs["strong"].logits, targets), used)

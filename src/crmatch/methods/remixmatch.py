@@ -76,9 +76,13 @@ class ReMixMatch(Method):
             keys |= {"method.strong_views": 4, "method.weak_augmentation": "none"}
         if recipe == "quick":
             # At most two strong views (USB's number): eight would make a step four times as long as CR-Match's.
-            # The memory of mean predictions is shortened as the averages of `quick` are, by ten or by two.
-            memory = 13 if setting.data == "digits" else 64
-            return keys | {"method.strong_views": min(2, keys.get("method.strong_views", 2)), "method.memory_batches": memory}
+            # What alignment remembers is shortened as the moving average of the weights is in `quick`, by ten or by two.
+            digits = setting.data == "digits"
+            return keys | {
+                "method.strong_views": min(2, keys.get("method.strong_views", 2)),
+                "method.memory_batches": 13 if digits else 64,
+                "method.average_decay": 0.99 if digits else 0.998,
+            }
         keys |= ONE_UNLABELED_EACH
         return keys | original_optimizer() | {"method.mixed_pass": "interleaved"} if recipe == "original" else keys
 
@@ -108,7 +112,7 @@ class ReMixMatch(Method):
             heads["rotation"] = linear_head(shape.features, ROTATIONS)
         if "mixed" in self.weights or "strong" in self.weights:
             memory = torch.full((self.memory_batches, shape.classes), 1 / shape.classes)
-            heads["alignment"] = RunningState({"model": memory, "position": torch.tensor(0), "data": memory[0].clone()})
+            heads["alignment"] = RunningState(model=memory, position=torch.tensor(0), data=memory[0].clone())
         return heads
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:

@@ -12,6 +12,7 @@ from torch import nn
 from crmatch.networks.config import ResNet18Config, WideResNetConfig
 from crmatch.networks.outputs import Network, NetworkShape
 from crmatch.networks.resnet import ResNet18
+from crmatch.networks.weight_norm import NormedLinear, set_gains
 from crmatch.networks.wide_resnet import WideResNet
 from crmatch.randomness import generator
 
@@ -37,11 +38,14 @@ def build_network(
         for _ in range(backbone.halvings):
             side = math.ceil(side / 2)
         shape = NetworkShape((backbone.out_channels, side, side), classes, unlabeled)
-        classifier = nn.Linear(shape.features, classes)
+        normed = isinstance(config, ResNet18Config) and config.weight_norm
+        classifier = (NormedLinear if normed else nn.Linear)(shape.features, classes)
     with torch.random.fork_rng(devices=[]):  # heads may hold running state with values, so they are made in full
-        network = Network(backbone.to_empty(device="cpu"), classifier.to_empty(device="cpu"), heads(shape))
+        parts = (backbone.to_empty(device="cpu"), classifier.to_empty(device="cpu"), heads(shape))
+        network = Network(*parts, normalize_features=config.normalize_features)
     for name, module in [("backbone", backbone), ("classifier", classifier), *network.heads.items()]:
         _initialize(module, generator(seed, f"init/{name}"), glorot=name == "classifier")
+    set_gains(network)
     return network
 
 

@@ -25,6 +25,8 @@ class WideResNetConfig(Frozen):
     norm_epsilon: float = Field(1e-3, gt=0)
     block_norm_epsilon: float = Field(1e-3, gt=0)
     """Epsilon of the batch norms inside blocks; USB has 1e-5 there and 1e-3 in the last one."""
+    normalize_features: bool = False
+    """Bring pooled features to length 1 before the classifier (deep label propagation)."""
 
 
 class ResNet18Config(Frozen):
@@ -33,6 +35,12 @@ class ResNet18Config(Frozen):
     kind: Literal["resnet18"] = "resnet18"
     norm_momentum: float = Field(0.1, gt=0, le=1)
     norm_epsilon: float = Field(1e-5, gt=0)
+    normalize_features: bool = False
+    """Bring pooled features to length 1 before the classifier (deep label propagation)."""
+    weight_norm: bool = False
+    """Kernels as a direction and a length per output, in all convolutions and the classifier (PLCB)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of activations dropped between the two convolutions of each block (PLCB: 0.1)."""
 
 
 NetworkConfig = Annotated[WideResNetConfig | ResNet18Config, Field(discriminator="kind")]

@@ -13,6 +13,7 @@ from crmatch.networks.outputs import Network
 class MovingAverage:
     """theta' <- d * theta' + (1 - d) * theta for parameters; buffers are copied, never averaged.
 
+    What a method remembers (`RunningState`) exists once and is not copied.
     With `warmup`, d is min(decay, (1 + t) / (10 + t)) at step t, so that a short run is not dominated by its start.
     """
 
@@ -30,4 +31,5 @@ class MovingAverage:
         decay = min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
         current: list[Tensor] = [parameter.detach() for parameter in source.parameters()]
         torch._foreach_lerp_(self._averaged, current, 1 - decay)
-        torch._foreach_copy_(self._copied, list(source.buffers()))
+        buffers = [pair for pair in zip(self._copied, source.buffers(), strict=True) if pair[0] is not pair[1]]
+        torch._foreach_copy_([mine for mine, _ in buffers], [theirs for _, theirs in buffers])

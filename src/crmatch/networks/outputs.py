@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+
+from crmatch.networks.attention import AttentionRefiner
 
 
 class Outputs(NamedTuple):
@@ -14,13 +17,16 @@ class Outputs(NamedTuple):
 
     Attributes:
         feature_map: (N, D, h, w), point (a).
-        features: (N, D), point (b), after global average pooling.
+        features: (N, D), point (b), after global average pooling; of length 1 where the network normalizes them.
         logits: (N, K).
     """
 
     feature_map: Tensor
     features: Tensor
     logits: Tensor
+
+
+REFINER = "refiner"
 
 
 class NetworkShape(NamedTuple):
@@ -43,24 +49,43 @@ class NetworkShape(NamedTuple):
 
 
 class Network(nn.Module):
-    """Backbone f, classifier g, and the heads a method trains beside them."""
+    """Backbone f, classifier g, and the heads a method trains beside them.
 
-    def __init__(self, backbone: nn.Module, classifier: nn.Linear, heads: Mapping[str, nn.Module]) -> None:
+    A head named `refiner` maps features to features that classify better (FeatMatch). In eval mode logits come from its
+    output, and it is part of the deployed model; in training the method itself says where it applies.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, classifier: nn.Linear, heads: Mapping[str, nn.Module], normalize_features: bool = False
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.classifier = classifier
         self.heads = nn.ModuleDict(dict(heads))
+        self.normalize_features = normalize_features
 
     def forward(self, images: Tensor) -> Outputs:
         """Outputs of normalized images (N, C, H, W)."""
         feature_map = self.backbone(images)
         features = feature_map.mean(dim=(2, 3))
-        return Outputs(feature_map, features, self.classifier(features))
+        if self.normalize_features:
+            features = F.normalize(features, dim=1)
+        refines = REFINER in self.heads and not self.training
+        return Outputs(feature_map, features, self.classifier(self.head(REFINER, features) if refines else features))
 
     def deployed_state(self) -> dict[str, Tensor]:
-        """What prediction needs, on the CPU: backbone and classifier, no training heads and no running state of a method."""
-        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("heads.")}
+        """What prediction needs, on the CPU: backbone, classifier and refiner; no other heads, no running state of a method."""
+        deployed = ("backbone.", "classifier.", f"heads.{REFINER}.")
+        state = {name: tensor for name, tensor in self.state_dict().items() if name.startswith(deployed)}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+    def refiner_description(self) -> dict[str, int] | None:
+        """What building the refiner again takes; None where there is none."""
+        if REFINER not in self.heads:
+            return None
+        refiner = self.heads[REFINER]
+        assert isinstance(refiner, AttentionRefiner)
+        return refiner.description()
 
     def channels_last(self) -> Network:
         """This network with its kernels in the layout that convolutions prefer."""

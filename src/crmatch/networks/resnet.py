@@ -1,4 +1,4 @@
-"""The plain ResNet-18 (spec section 1.2): post-activation, 7x7 stem, no small-image changes."""
+"""ResNet-18 (spec section 1.2): post-activation, 7x7 stem, no small-image changes; plain, or as PLCB has it."""
 
 from __future__ import annotations
 
@@ -6,31 +6,38 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from crmatch.networks.config import ResNet18Config
+from crmatch.networks.dropout import Dropout
+from crmatch.networks.weight_norm import NormedConv2d
 from crmatch.networks.wide_resnet import subsampled
 
 WIDTHS = (64, 128, 256, 512)
 
 
+def _convolution(config: ResNet18Config) -> type[nn.Conv2d]:
+    return NormedConv2d if config.weight_norm else nn.Conv2d
+
+
 class Block(nn.Module):
-    """act(x + norm(conv(act(norm(conv(x))))))."""
+    """act(x + norm(conv(drop(act(norm(conv(x)))))))."""
 
     def __init__(self, config: ResNet18Config, channels: int, width: int, stride: int) -> None:
         super().__init__()
-        norm = (config.norm_epsilon, config.norm_momentum)
-        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        norm, convolution = (config.norm_epsilon, config.norm_momentum), _convolution(config)
+        self.conv1 = convolution(channels, width, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(width, *norm)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.dropout = Dropout(config.dropout)
+        self.conv2 = convolution(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width, *norm)
         self.shortcut: nn.Sequential | None = None
         self.stride = stride
         if stride != 1 or channels != width:
-            projection = nn.Conv2d(channels, width, 1, bias=False)
+            projection = convolution(channels, width, 1, bias=False)
             self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(width, *norm))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, h, w) -> (N, width, h', w')."""
         residual = F.relu(self.norm1(self.conv1(x)), inplace=True)
-        residual = self.norm2(self.conv2(residual))
+        residual = self.norm2(self.conv2(self.dropout(residual)))
         carried: Tensor = x if self.shortcut is None else self.shortcut(subsampled(x, self.stride))
         return F.relu(carried + residual, inplace=True)
 
@@ -40,7 +47,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, config: ResNet18Config, channels: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(channels, WIDTHS[0], 7, 2, padding=3, bias=False)
+        self.stem = _convolution(config)(channels, WIDTHS[0], 7, 2, padding=3, bias=False)
         self.norm = nn.BatchNorm2d(WIDTHS[0], config.norm_epsilon, config.norm_momentum)
         blocks = []
         before = WIDTHS[0]

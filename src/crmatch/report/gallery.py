@@ -11,8 +11,8 @@ from torch import Tensor
 
 from crmatch.augment.operations import OPERATIONS, apply_operation
 from crmatch.augment.randaugment import RandAugment
-from crmatch.augment.variants import RANDAUGMENT_OPERATIONS, VARIANTS, Magnitude
-from crmatch.augment.weak import weak_views
+from crmatch.augment.variants import VARIANTS, Magnitude
+from crmatch.augment.weak import WeakAugmentation, weak_views
 from crmatch.data.decode import decode_picture
 from crmatch.errors import DataError
 from crmatch.randomness import generator
@@ -49,7 +49,7 @@ def read_picture(path: Path, size: int = 96) -> Tensor:
 def transformation_table(variant: str = "paper") -> list[dict[str, str]]:
     """The paper's table of transformations: name, description, parameter, range."""
     rows = []
-    for name in RANDAUGMENT_OPERATIONS:
+    for name in VARIANTS[variant].operations:
         magnitude = VARIANTS[variant].magnitudes.get(name)
         operation = OPERATIONS[name]
         low, high = _ends(magnitude, variant) if magnitude else (0.0, 0.0)
@@ -86,10 +86,10 @@ def draw_gallery(subject: Subject, out: Path, variant: str = "paper", seed: int 
 def operations_figure(subject: Subject, variant: str) -> Image.Image:
     """One row per operation, values rising from left to right, the original first."""
     left, row_height = 110, TILE + 18
-    figure = Image.new("RGB", (left + (COLUMNS + 1) * (TILE + GAP), len(RANDAUGMENT_OPERATIONS) * row_height), PAPER)
+    figure = Image.new("RGB", (left + (COLUMNS + 1) * (TILE + GAP), len(VARIANTS[variant].operations) * row_height), PAPER)
     pen = ImageDraw.Draw(figure)
     original = subject.images[:1]
-    for row, name in enumerate(RANDAUGMENT_OPERATIONS):
+    for row, name in enumerate(VARIANTS[variant].operations):
         magnitude = VARIANTS[variant].magnitudes.get(name)
         low, high = _ends(magnitude, variant) if magnitude else (0.0, 0.0)
         values = torch.linspace(low, high, COLUMNS if magnitude else 1, dtype=torch.float64)
@@ -121,7 +121,7 @@ def pairs_figure(subject: Subject, variant: str, seed: int) -> Image.Image:
 def _views(images: Tensor, mirror: bool, variant: str, seed: int, strong: bool) -> Tensor:
     randomness = generator(seed, "gallery/strong" if strong else "gallery/weak")
     size = images.shape[3]
-    weak = weak_views(images, size // 8, mirror, randomness)
+    weak = weak_views(images, WeakAugmentation(size // 8, mirror), randomness)
     if not strong:
         return weak
     policy = RandAugment(variant)

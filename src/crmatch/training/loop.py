@@ -16,6 +16,7 @@ from crmatch.augment.policies import LearningPolicy, Policy
 from crmatch.augment.views import Batch
 from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
+from crmatch.networks.dropout import dropout_from
 from crmatch.networks.ema import MovingAverage
 from crmatch.networks.outputs import Network
 from crmatch.randomness import generator
@@ -41,8 +42,10 @@ class Batches(Protocol):
     def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
         """Let the policy learn from predictions on probes."""
 
-    def pool(self, source: Literal["labeled", "unlabeled"]) -> Iterator[Tensor]:
-        """All images of a pool in order, normalized, in large batches."""
+    def pool(
+        self, source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"], step: int
+    ) -> Iterator[Tensor]:
+        """All images of a pool in order, normalized, in large batches; weak views are those of `step`."""
 
     def pool_labels(self) -> Tensor:
         """Classes of the labeled pool."""
@@ -100,11 +103,12 @@ class Training:
 
     def take_step(self) -> tuple[Batch, LossTerms]:
         """One update: batch, loss, gradient, weights, moving average, policy."""
-        step = Step(self.step, self.total_steps, functools.partial(generator, self.seed, step=self.step))
+        step = Step(self.step, self.total_steps, functools.partial(generator, self.seed, step=self.step), self.plan.ema_decay)
         self._refresh(step)
         set_learning_rate(self.optimizer, self.learning_rate)
         batch = self.batches.batch(self.step)
-        loss = self.method.loss(batch, self.models, step)
+        with dropout_from(self.network, step.generator("dropout")):
+            loss = self.method.loss(batch, self.models, step)
         total = loss.total
         if self.runtime.host_sync_is_free and not math.isfinite(total.item()):
             raise DivergedError(self.divergence(loss))
@@ -161,16 +165,19 @@ class Training:
 
     def _refresh(self, step: Step) -> None:
         interval = self.method.refresh_every(self.steps_per_epoch, self.total_steps)
-        if interval is None or step.number % interval:
+        since = step.number - self.method.refresh_start(self.total_steps)
+        if interval is None or since < 0 or since % interval:
             return
 
-        def features(source: Literal["labeled", "unlabeled"]) -> tuple[Tensor, Tensor]:
+        def features(
+            source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"] = "none"
+        ) -> tuple[Tensor, Tensor]:
             self.network.eval()
+            pool = self.batches.pool(source, augmentation, step.number)
             with torch.no_grad():
-                outputs = [self.network(images) for images in self.batches.pool(source)]
+                parts = [(outputs.features, outputs.logits) for outputs in map(self.network, pool)]
             self.network.train()
-            logits = torch.cat([part.logits for part in outputs])
-            return torch.cat([part.features for part in outputs]), logits.softmax(dim=1)
+            return torch.cat([part for part, _ in parts]), torch.cat([part for _, part in parts]).softmax(dim=1)
 
         self.method.refresh(Refresh(self.models, step, self.batches.pool_labels(), features))
 

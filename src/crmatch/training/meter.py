@@ -10,36 +10,43 @@ from torch import Tensor
 
 
 class Meter:
-    """Sums named scalars without waiting for the device; its state goes into checkpoints so that curves resume exactly."""
+    """Sums named scalars without waiting for the device; its state goes into checkpoints so that curves resume exactly.
+
+    A method that enters another stage reports other names; so there is one sum for each set of names.
+    """
 
     def __init__(self) -> None:
-        self.names: list[str] = []
-        self.count = 0
-        self._sum: Tensor | None = None
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._counts: dict[tuple[str, ...], int] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
-        """Take in one step's scalars; the names must stay the same between two log points."""
+        """Take in one step's scalars."""
+        names = tuple(values)
         stacked = torch.stack([value.detach().to(torch.float64) for value in values.values()])
-        if self._sum is None:
-            self.names, self._sum = list(values), stacked
+        if names in self._sums:
+            self._sums[names] += stacked
         else:
-            assert self.names == list(values), f"a step reported {list(values)} after {self.names}"
-            self._sum += stacked
-        self.count += 1
+            self._sums[names] = stacked
+        self._counts[names] = self._counts.get(names, 0) + 1
 
     def means(self) -> dict[str, float]:
-        """Means since the last call; starts anew."""
-        if self._sum is None:
-            return {}
-        means = dict(zip(self.names, (self._sum / self.count).tolist(), strict=True))
-        self.names, self.count, self._sum = [], 0, None
-        return means
+        """Means since the last call, each over the steps that reported its name; starts anew."""
+        totals: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for names, sums in self._sums.items():
+            for name, value in zip(names, sums.tolist(), strict=True):
+                totals[name] = totals.get(name, 0.0) + value
+                counts[name] = counts.get(name, 0) + self._counts[names]
+        self._sums, self._counts = {}, {}
+        return {name: total / counts[name] for name, total in totals.items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> list[dict[str, Any]]:
         """Plain values for a checkpoint."""
-        return {"names": self.names, "count": self.count, "sum": [] if self._sum is None else self._sum.tolist()}
+        return [
+            {"names": list(names), "count": self._counts[names], "sum": sums.tolist()} for names, sums in self._sums.items()
+        ]
 
-    def load_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load_state(self, state: list[dict[str, Any]], device: torch.device) -> None:
         """Continue from `state`."""
-        self.names, self.count = list(state["names"]), int(state["count"])
-        self._sum = torch.tensor(state["sum"], dtype=torch.float64, device=device) if self.names else None
+        self._counts = {tuple(group["names"]): int(group["count"]) for group in state}
+        self._sums = {tuple(group["names"]): torch.tensor(group["sum"], dtype=torch.float64, device=device) for group in state}

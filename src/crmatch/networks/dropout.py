@@ -1,0 +1,42 @@
+"""Dropout whose masks come from a generator of the step, because nothing may touch the global random state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Dropout(nn.Module):
+    """In training, each value becomes 0 with probability p and is divided by 1 - p otherwise.
+
+    Masks are drawn only inside `dropout_from`; everywhere else, and in eval mode, values pass unchanged.
+    """
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self.generator: torch.Generator | None = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        """`values` of any shape, some of them dropped."""
+        if not self.training or self.generator is None or not self.probability:
+            return values
+        kept = torch.rand(values.shape, generator=self.generator) >= self.probability
+        return values * kept.to(values.device, values.dtype).div_(1 - self.probability)
+
+
+@contextmanager
+def dropout_from(network: nn.Module, generator: torch.Generator | None) -> Iterator[None]:
+    """Let the network's dropouts draw from `generator` (None: drop nothing) until the block ends."""
+    dropouts = [module for module in network.modules() if isinstance(module, Dropout)]
+    before = [dropout.generator for dropout in dropouts]
+    for dropout in dropouts:
+        dropout.generator = generator
+    try:
+        yield
+    finally:
+        for dropout, previous in zip(dropouts, before, strict=True):
+            dropout.generator = previous
