@@ -111,7 +111,8 @@ def page(setting: str, records: dict[str, list[RunRecord]], command: str) -> str
 {one.spec.data.image_size}x{one.spec.data.image_size}; error of the final model, seed 0, deviation over splits with n - 1.
 The model that counts is the moving average of the weights, and the raw weights are "other"; for methods without an average it
 is the other way round. Passes, time and memory of a step are those of digits@4, time and memory relative to supervised-only on
-as many images (`docs/results/method-cost.json`). Every method has the common values of `quick` (spec 6.1), lengths in proportion to the run.
+as many images (`docs/results/method-cost.json`).
+Every method has the common values of `quick` (spec 6.1), lengths in proportion to the run.
 
 {table(records)}
 

@@ -30,10 +30,18 @@ show = typer.Typer(help="Show what there is: methods, settings, configurations, 
 
 @show.command("methods")
 def show_methods(json_: JsonOption = False) -> None:
-    """List all methods, each with one line and its paper."""
-    from crmatch.methods import METHODS
+    """List all methods, each with one line, its paper, and whose images move the running statistics of batch norms."""
+    from crmatch.methods import METHODS, method_class
 
-    rows = [{"name": name, "summary": entry.summary, "paper": entry.paper} for name, entry in METHODS.items()]
+    rows = [
+        {
+            "name": name,
+            "summary": entry.summary,
+            "paper": entry.paper,
+            "batch norm": method_class(name).running_statistics,
+        }
+        for name, entry in METHODS.items()
+    ]
     print_rows(rows, json_)
 
 

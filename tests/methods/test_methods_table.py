@@ -151,6 +151,7 @@ BAD_VALUES = {
     "warmup_steps": [0, 1.5],
     "refresh_steps": [0, 1.5],
     "plain_consistency_weight": [-1, float("nan")],
+    "weak_augmentation": ["strong"],
 }
 
 
@@ -187,6 +188,13 @@ def test_an_infinite_weight_is_refused(weight):
 def test_a_method_left_without_any_term_is_refused(name, weights):
     with pytest.raises(ValidationError, match="weight"):
         build_method(name, weights)
+
+
+@pytest.mark.parametrize("name", ["fixmatch", "crmatch"])
+@pytest.mark.parametrize("rule", [{"mask": "ada"}, {"alignment": "labeled"}])
+def test_a_rule_that_looks_at_labeled_images_needs_them(name, rule):
+    with pytest.raises(ValidationError, match="supervised_weight"):
+        build_method(name, rule | {"supervised_weight": 0})
 
 
 @pytest.mark.parametrize("name", METHODS)

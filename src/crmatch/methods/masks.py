@@ -108,9 +108,10 @@ class ConfidenceRule(NamedTuple):
 
         from crmatch.losses import align
 
-        pace = torch.where(state["started"] > 0, 1 - self.decay, 1.0)
+        started = state["started"]
+        pace = torch.where(started > 0, torch.full_like(started, 1 - self.decay), torch.ones_like(started))
         state["aligned_from"].lerp_(weak.mean(dim=0), pace)
-        state["started"].fill_(1)
+        started.fill_(1)
         target = torch.full_like(state["aligned_from"], 1 / weak.shape[1])
         if self.alignment == "labeled":
             assert labeled is not None
@@ -165,5 +166,7 @@ def flex_mask(
     counts.index_add_(0, last_label + 1, torch.ones_like(last_label, dtype=counts.dtype))
     share = counts[1:] / counts.max().clamp(min=1)
     selected = above(confidence, threshold * (share / (2 - share))[labels], ties)
-    last_label[images] = torch.where(confidence >= threshold, labels, last_label[images])
+    # Unconfident labels go past the end: an image may be twice in a batch, and one look must not undo the other.
+    places = torch.where(confidence >= threshold, images, len(last_label))
+    last_label.copy_(torch.cat([last_label, last_label.new_empty(1)]).index_put((places,), labels)[:-1])
     return selected

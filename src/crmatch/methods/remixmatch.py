@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -51,6 +51,8 @@ class ReMixMatch(Method):
     """Batches whose mean predictions make p_model."""
     average_decay: float = Field(0.999, ge=0, lt=1)
     """How slowly p_data follows the labels."""
+    weak_augmentation: Literal["weak", "none"] = "weak"
+    """Whether the view that is guessed from is moved and mirrored; on STL-10 it is not."""
     mixed_pass: MixedPass = "joint"
     """One pass over all mixed images, or one for each group of them, of which the first moves the running statistics."""
 
@@ -71,7 +73,7 @@ class ReMixMatch(Method):
             )
             keys |= {"method.strong_views": 1} | more_rotation
         elif setting.stem == "stl10":
-            keys["method.strong_views"] = 4
+            keys |= {"method.strong_views": 4, "method.weak_augmentation": "none"}
         if recipe == "quick":
             # At most two strong views (USB's number): eight would make a step four times as long as CR-Match's.
             # The memory of mean predictions is shortened as the averages of `quick` are, by ten or by two.
@@ -89,10 +91,11 @@ class ReMixMatch(Method):
     @property
     def views(self) -> tuple[View, ...]:
         """Labeled images, strongly augmented; one weak and K strong views of the unlabeled ones."""
+        weak = WEAK._replace(augmentation=self.weak_augmentation)
         strong = tuple(STRONG._replace(name=f"strong_{number}") for number in range(2, self.strong_views + 1))
         if "mixed" in self.weights:
-            return (STRONG_LABELED, WEAK, STRONG, *strong)
-        return (STRONG_LABELED, *(WEAK,) * ("strong" in self.weights), *(STRONG,) * (len(self.weights) > 1))
+            return (STRONG_LABELED, weak, STRONG, *strong)
+        return (STRONG_LABELED, *(weak,) * ("strong" in self.weights), *(STRONG,) * (len(self.weights) > 1))
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
         """The linear rotation head, and what alignment remembers."""

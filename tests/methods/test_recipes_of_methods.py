@@ -1,0 +1,97 @@
+"""What the specification (sections 4 and 6.1) fixes for each method on each data set, by recipe."""
+
+from __future__ import annotations
+
+import pytest
+
+from crmatch.config import flatten
+from crmatch.data.settings import parse_setting
+from crmatch.methods import METHODS
+from crmatch.recipes import RECIPES, recipe
+
+ADAM = {
+    "plan.optimizer": "adam",
+    "plan.learning_rate": 0.002,
+    "plan.decay_rule": "decoupled",
+    "plan.weight_decay": 0.02,
+}
+RERUN = {
+    "plan.optimizer": "sgd",
+    "plan.nesterov": True,
+    "plan.momentum": 0.9,
+    "plan.learning_rate": 0.03,
+    "plan.weight_decay": 5e-4,
+    "plan.steps": 2**20,
+    "plan.ema_decay": 0.999,
+    "plan.labeled_batch_size": 64,
+    "data.unlabeled": "all",
+    "augmentation.variant": "google",
+    "headline": "median_last_20",
+}
+OLDER = ("mean_teacher", "pi_model", "pseudo_label", "ict", "mixmatch", "remixmatch")
+CASES = [
+    *((method, "paper", "cifar10@25", RERUN | {"plan.unlabeled_batch_size": 64}) for method in OLDER),
+    *(
+        (method, "paper", "cifar10@25", RERUN | {"plan.unlabeled_batch_size": 448})
+        for method in ("fixmatch", "uda", "flexmatch")
+    ),
+    ("fixmatch", "paper", "cifar100@4", {"plan.weight_decay": 1e-3, "method.ties": "include"}),
+    ("mean_teacher", "paper", "cifar10@25", {"method.consistency_weight": 50, "method.ramp_share": 0.4}),
+    ("mean_teacher", "original", "cifar10@25", ADAM | {"plan.weight_decay": 0.2, "method.label_smoothing": 0.001}),
+    ("mean_teacher", "original", "svhn@25", ADAM | {"method.consistency_weight": 150}),
+    ("mean_teacher", "paper", "mini_imagenet@40", {"plan.unlabeled_epochs": 180, "plan.labeled_batch_size": 31}),
+    ("mean_teacher", "paper", "mini_imagenet@40", {"plan.unlabeled_batch_size": 97, "method.logit_distance_weight": 0.01}),
+    (
+        "mixmatch",
+        "paper",
+        "cifar10@25",
+        {"method.consistency_weight": 100, "method.mixup_alpha": 0.5, "method.ramp_steps": 16384},
+    ),
+    ("mixmatch", "original", "cifar10@25", ADAM | {"method.consistency_weight": 75, "method.mixup_alpha": 0.75}),
+    ("mixmatch", "original", "svhn@25", ADAM | {"method.consistency_weight": 250, "method.mixed_pass": "interleaved"}),
+    ("mixmatch", "original", "cifar100@100", ADAM | {"plan.weight_decay": 0.04, "method.consistency_weight": 150}),
+    ("mixmatch", "original", "stl10@100", ADAM | {"method.consistency_weight": 50}),
+    ("mixmatch", "usb", "cifar10@25", {"method.share_per": "batch", "plan.unlabeled_batch_size": 64}),
+    ("uda", "paper", "cifar10@25", {"method.temperature": 0.4, "method.threshold": 0.8, "method.ties": "include"}),
+    ("uda", "original", "cifar10@25", {"plan.steps": 500_000, "plan.ema_decay": 0.9999, "plan.unlabeled_batch_size": 448}),
+    ("remixmatch", "paper", "cifar10@25", {"method.strong_views": 8, "method.rotation_weight": 0.5}),
+    ("remixmatch", "paper", "cifar10@25", {"augmentation.policy": "ctaugment", "augmentation.cutout": False}),
+    ("remixmatch", "paper", "cifar10@4", {"method.strong_views": 1, "method.rotation_weight": 2, "method.ramp_steps": 131_072}),
+    ("remixmatch", "paper", "svhn@4", {"method.strong_views": 1, "method.rotation_weight": 3, "method.ramp_steps": 16_384}),
+    ("remixmatch", "paper", "cifar100@4", {"method.strong_views": 8, "method.rotation_weight": 0.5}),
+    ("remixmatch", "paper", "stl10@100", {"method.strong_views": 4, "method.weak_augmentation": "none"}),
+    ("remixmatch", "original", "cifar10@25", ADAM),
+    ("remixmatch", "usb", "cifar10@25", {"method.strong_views": 2, "augmentation.policy": "randaugment"}),
+    ("pseudo_label", "paper", "svhn@25", {"method.pseudo_label_weight": 2}),
+    ("pseudo_label", "paper", "cifar10@25", {"method.pseudo_label_weight": 1}),
+    ("pi_model", "original", "svhn@25", ADAM | {"method.consistency_weight": 5}),
+    ("pi_model", "original", "cifar10@25", ADAM | {"method.consistency_weight": 20}),
+    ("vat", "paper", "cifar10@25", ADAM | {"method.perturbation": 6.0, "method.entropy_weight": 0.06}),
+    ("ict", "original", "cifar10@25", ADAM | {"method.consistency_weight": 1000, "method.mixup_alpha": 0.75}),
+    ("ict", "original", "svhn@25", ADAM | {"method.consistency_weight": 20, "method.mixup_alpha": 0.5}),
+    ("supervised", "original", "cifar10@25", ADAM | {"method.label_smoothing": 0.001}),
+    ("softmatch", "quick", "digits@4", {"method.average_decay": 0.99, "plan.ema_decay": 0.99}),
+    ("remixmatch", "quick", "digits@4", {"method.strong_views": 1, "method.rotation_weight": 2, "method.memory_batches": 13}),
+]
+
+
+@pytest.mark.parametrize(("method", "name", "setting", "expected"), CASES)
+def test_a_recipe_has_the_numbers_of_the_specification(method, name, setting, expected):
+    spec = dict(flatten(recipe(parse_setting(setting), method, name).to_json()))
+    assert {key: spec[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("setting", ["digits@4", "cifar10@4", "cifar100@25", "svhn@100", "stl10@100", "mini_imagenet@40"])
+def test_every_recipe_of_every_method_on_every_set_is_a_valid_spec(method, name, setting):
+    assert recipe(parse_setting(setting), method, name).method.name == method
+
+
+def test_in_quick_all_methods_share_batches_rate_and_length():
+    shared = ("plan.steps", "plan.labeled_batch_size", "plan.unlabeled_batch_size", "plan.optimizer", "plan.learning_rate")
+    found = {
+        tuple(dict(flatten(recipe(parse_setting("digits@4"), method, "quick").to_json()))[key] for key in shared)
+        for method in METHODS
+    }
+    assert found == {(1000, 16, 112, "sgd", 0.03)}

@@ -1,0 +1,233 @@
+"""ReMixMatch: MixMatch with aligned guesses, many strong views and a rotation task (spec 4.5)."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from crmatch_cases import layers_of
+from recorded_passes import (
+    CLASSES,
+    LABELED,
+    UNLABELED,
+    assert_doubling_adds_exactly_its_term,
+    assert_rows,
+    assert_terms,
+    images_by_network,
+    make_models,
+    make_network,
+    same,
+    take,
+    take_steps,
+    weight_fields,
+)
+
+from crmatch.augment.views import View
+from crmatch.methods.mixup import draw_mixing
+from crmatch.methods.remixmatch import ReMixMatch
+from reference import baseline_formulas as reference
+
+SMALL = {"strong_views": 2, "memory_batches": 2, "average_decay": 0.8}
+VARIANTS = [
+    {},
+    {"strong_views": 1, "rotation_weight": 2.0},
+    {"temperature": 0.8, "mixup_alpha": 0.4, "mixed_weight": 0.7, "strong_weight": 1.1},
+    {"mixed_pass": "interleaved"},
+    {"memory_batches": 1, "average_decay": 0.5, "strong_views": 3},
+]
+SIZES = [{}, {"labeled": 3, "unlabeled": 8}]
+
+
+def make_method(**changes):
+    return ReMixMatch(**{**SMALL, **changes})
+
+
+def names_of(method):
+    return ["labeled", "weak", "strong", *(f"strong_{number}" for number in range(2, method.strong_views + 1))]
+
+
+def run_steps(method, steps=4, models=None, start=100, **sizes):
+    return take_steps(method, steps, models, start, **sizes)
+
+
+def guess_pass(case):
+    (record,) = [record for record in case.passes if not record.with_gradient]
+    return record
+
+
+def further_pass(case):
+    """The pass over unmixed strong and rotated images: with gradient, after the mixed ones."""
+    return [record for record in case.passes if record.with_gradient][-1]
+
+
+def mixed_passes(method, case):
+    with_gradient = [record for record in case.passes if record.with_gradient]
+    return with_gradient[:-1] if method.strong_weight or method.rotation_weight else with_gradient
+
+
+def draws(method, case):
+    count = sum(len(case.batch.views[name]) for name in names_of(method))
+    mixing = draw_mixing(count, method.mixup_alpha, case.step.generator("mixup"), torch.device("cpu"))
+    return mixing.share.tolist(), mixing.partner.tolist()
+
+
+def groups(method, case):
+    rows = sum(len(case.batch.views[name]) for name in names_of(method))
+    return reference.interleaved(rows, len(names_of(method)) if method.mixed_pass == "interleaved" else 1)
+
+
+def mixed_logits(method, case):
+    rows = {}
+    for group, record in zip(groups(method, case), mixed_passes(method, case), strict=True):
+        rows |= dict(zip(group, record.outputs.logits.tolist(), strict=True))
+    return [rows[row] for row in range(len(rows))]
+
+
+def expected_terms(method, case, guessed):
+    labels = [reference.one_hot(label, CLASSES) for label in case.batch.labels.tolist()]
+    labeled, unlabeled = len(labels), len(guessed)
+    targets = reference.mixed(labels + guessed * (1 + method.strong_views), *draws(method, case)).tolist()
+    rows = mixed_logits(method, case)
+    _, turns = reference.quarter_turns(case.batch.views["strong"].numpy())
+    ((weight, bias),) = layers_of(case.models.student.heads["rotation"])
+    further = further_pass(case).outputs
+    turned = [reference.linear(row, weight, bias) for row in further.features[unlabeled:].tolist()]
+    return {
+        "supervised": reference.soft_cross_entropy(targets[:labeled], rows[:labeled]),
+        "mixed": reference.soft_cross_entropy(targets[labeled:], rows[labeled:]),
+        "strong": reference.soft_cross_entropy(guessed, further.logits[:unlabeled].tolist()),
+        "rotation": reference.supervised(turns, turned),
+    }
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_every_term_of_successive_steps_equals_the_loop_over_images(changes, sizes):
+    method = make_method(**changes)
+    alignment = reference.ReMixMatchAlignment(CLASSES, method.memory_batches, method.average_decay)
+    for case in run_steps(method, **sizes):
+        guessed = alignment.step(case.batch.labels.tolist(), guess_pass(case).outputs.logits.tolist(), method.temperature)
+        ramp = case.step.number / 256
+        weights = {
+            "supervised": 1.0,
+            "mixed": ramp * method.mixed_weight,
+            "strong": ramp * method.strong_weight,
+            "rotation": method.rotation_weight,
+        }
+        assert_terms(case, expected_terms(method, case, guessed), weights)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_the_images_that_go_in_are_the_weak_view_the_mixed_union_and_the_first_strong_view_upright_and_turned(changes, sizes):
+    method = make_method(**changes)
+    (case,) = run_steps(method, steps=1, **sizes)
+    views = case.batch.views
+    assert torch.equal(guess_pass(case).images, views["weak"])
+    union = torch.cat([views[name] for name in names_of(method)]).numpy()
+    expected = torch.from_numpy(reference.mixed(union, *draws(method, case)))
+    for group, record in zip(groups(method, case), mixed_passes(method, case), strict=True):
+        assert same(record.images, expected[group])
+    turned, _ = reference.quarter_turns(views["strong"].numpy())
+    turned = torch.stack([torch.from_numpy(image.copy()) for image in turned])
+    assert torch.equal(further_pass(case).images, torch.cat([views["strong"], turned]))
+
+
+def test_a_quarter_of_the_batch_is_turned_by_each_angle():
+    assert reference.quarter_turns([torch.zeros(1, 2, 2).numpy()] * 8)[1] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert reference.quarter_turns([torch.zeros(1, 2, 2).numpy()] * 6)[1] == [0, 0, 1, 2, 2, 3]
+
+
+def test_guesses_carry_no_gradient_and_serve_all_views():
+    method = make_method()
+    (case,) = run_steps(method, steps=1)
+    logits = guess_pass(case).outputs.logits
+    assert not logits.requires_grad
+    alignment = reference.ReMixMatchAlignment(CLASSES, method.memory_batches, method.average_decay)
+    guessed = alignment.step(case.batch.labels.tolist(), logits.tolist(), method.temperature)
+    record = further_pass(case)
+    rows = record.outputs.logits[:UNLABELED].tolist()
+    assert_rows(case.gradient("strong", record.images[:UNLABELED]), reference.cross_entropy_gradient(guessed, rows))
+
+
+def test_alignment_starts_uniform_and_is_used_before_the_batch_enters_it():
+    """So the first guess is the sharpened prediction itself, whatever the labels of the first batch."""
+    method = make_method()
+    (case,) = run_steps(method, steps=1)
+    rows = guess_pass(case).outputs.logits.tolist()
+    guessed = [reference.sharpened(reference.softmax(row), method.temperature) for row in rows]
+    expected = expected_terms(method, case, guessed)
+    assert case.found.terms["strong"].item() == pytest.approx(expected["strong"], rel=1e-10)
+
+
+def test_the_memory_keeps_the_last_batches_only_and_forgets_the_one_before_them():
+    method = make_method(memory_batches=2)
+    cases = run_steps(method, steps=5)
+    head = cases[-1].models.student.heads["alignment"]
+    means = [guess_pass(case).outputs.logits.softmax(dim=1).mean(dim=0) for case in cases[-2:]]
+    assert head.model.shape == (2, CLASSES)
+    torch.testing.assert_close(head.model.mean(dim=0), torch.stack(means).mean(dim=0), rtol=1e-12, atol=0)
+
+
+def test_alignment_is_saved_with_the_network():
+    method = make_method()
+    models = make_models(method)
+    run_steps(method, steps=3, models=models)
+    restored = make_models(method)
+    for old, new in zip(models, restored, strict=True):
+        new.load_state_dict(copy.deepcopy(old.state_dict()))
+    one, two = (run_steps(method, 1, chosen, start=200)[0].found.terms for chosen in (models, restored))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    fresh = run_steps(method, 1, start=200)[0].found.terms
+    assert not torch.equal(one["strong"], fresh["strong"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"mixed_pass": "interleaved"}], ids=str)
+def test_only_the_first_mixed_pass_moves_running_statistics(changes):
+    method = make_method(**changes)
+    case = take(method)
+    moved = [record for record in case.passes if record.moved]
+    assert len(moved) == 1
+    assert moved[0].images is mixed_passes(method, case)[0].images
+    assert all(record.training for record in case.passes)
+
+
+@pytest.mark.parametrize("strong_views", [1, 2, 8])
+def test_labeled_images_are_strongly_augmented_and_views_are_seen_no_more_often_than_needed(strong_views):
+    method = ReMixMatch(strong_views=strong_views)
+    strong = tuple(View(name, "unlabeled", "strong") for name in names_of(method)[2:])
+    assert method.views == (View("labeled", "labeled", "strong"), View("weak", "unlabeled", "weak"), *strong)
+    seen = images_by_network(take(method).passes)
+    assert seen == {"student": [UNLABELED, LABELED + (1 + strong_views) * UNLABELED, 2 * UNLABELED], "teacher": []}
+
+
+@pytest.mark.parametrize(("total", "steps"), [(2**20, 16384), (1000, 16), (10, 1)])
+def test_mixed_and_strong_ramp_and_rotation_does_not(total, steps):
+    for number in {0, steps // 2, steps, 9 * total // 10}:
+        ramp = reference.ramp(number, steps)
+        weights = take(make_method(), number=number, total=total).found.weights
+        assert weights == pytest.approx({"supervised": 1, "mixed": 1.5 * ramp, "strong": 0.5 * ramp, "rotation": 0.5})
+
+
+@pytest.mark.parametrize("field", weight_fields(ReMixMatch))
+def test_doubling_a_weight_adds_exactly_its_term_to_the_total(field):
+    assert_doubling_adds_exactly_its_term(make_method(), field)
+
+
+@pytest.mark.parametrize(
+    ("changes", "terms", "further"),
+    [
+        ({"rotation_weight": 0}, ["supervised", "mixed", "strong"], [UNLABELED]),
+        ({"strong_weight": 0}, ["supervised", "mixed", "rotation"], [UNLABELED]),
+        ({"strong_weight": 0, "rotation_weight": 0}, ["supervised", "mixed"], []),
+        ({"mixed_weight": 0}, ["supervised", "strong", "rotation"], [2 * UNLABELED]),
+    ],
+    ids=str,
+)
+def test_a_weight_of_zero_removes_term_images_and_head(changes, terms, further):
+    method = make_method(**changes)
+    case = take(method)
+    assert list(case.found.terms) == list(case.found.weights) == terms
+    assert [len(record.images) for record in case.passes if record.with_gradient][1:] == further
+    assert ("rotation" in make_network(method).heads) == ("rotation" in terms)

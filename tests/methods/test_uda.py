@@ -1,0 +1,152 @@
+"""UDA: the strong view should be predicted as the sharpened weak view, where that is confident (spec 4.4)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recorded_passes import (
+    CLASSES,
+    LABELED,
+    UNLABELED,
+    assert_doubling_adds_exactly_its_term,
+    assert_rows,
+    assert_terms,
+    case_of_logits,
+    images_by_network,
+    make_models,
+    take,
+    weight_fields,
+)
+
+from crmatch.augment.views import View
+from crmatch.methods.uda import UDA
+from reference import baseline_formulas as reference
+
+VIEWS = (View("labeled", "labeled", "weak"), View("weak", "unlabeled", "weak"), View("strong", "unlabeled", "strong"))
+THRESHOLD = 0.6
+
+
+def expected_terms(method, case):
+    weak, labels, labeled = case.logits("weak"), case.batch.labels.tolist(), case.logits("labeled")
+    consistency, used = reference.uda_consistency(
+        weak, case.logits("strong"), method.temperature, method.threshold, method.ties
+    )
+    terms = {"supervised": reference.supervised(labels, labeled), "consistency": consistency}
+    if method.tsa != "off":
+        terms["supervised"], _ = reference.tsa_supervised(labels, labeled, method.tsa, case.step.number, case.step.total)
+    if method.entropy_weight:
+        terms["entropy"] = reference.mean_entropy(weak)
+    return terms, used
+
+
+@pytest.mark.parametrize("ties", ["exclude", "include"])
+@pytest.mark.parametrize("temperature", [0.4, 1.0])
+@pytest.mark.parametrize("changes", [{}, {"entropy_weight": 0.1, "consistency_weight": 2.0}], ids=str)
+@pytest.mark.parametrize("sizes", [{}, {"labeled": 5, "unlabeled": 9}], ids=str)
+def test_every_term_equals_the_loop_over_images(changes, temperature, ties, sizes):
+    method = UDA(threshold=THRESHOLD, temperature=temperature, ties=ties, **changes)
+    case = take(method, **sizes)
+    terms, used = expected_terms(method, case)
+    assert 0 < sum(used) < len(used)
+    weights = {"supervised": 1.0, "consistency": method.consistency_weight, "entropy": method.entropy_weight}
+    assert_terms(case, terms, {name: weights[name] for name in terms})
+
+
+@pytest.mark.parametrize("schedule", ["linear", "exp", "log"])
+def test_labeled_images_that_are_predicted_too_well_are_left_out_as_training_goes_on(schedule):
+    method, kept = UDA(tsa=schedule), []
+    for number in (0, 2, 5, 9):
+        case = take(method, number=number, total=10, labeled=12, models=make_models(method, confidence=2.0))
+        terms, _ = expected_terms(method, case)
+        assert_terms(case, terms)
+        _, count = reference.tsa_supervised(case.batch.labels.tolist(), case.logits("labeled"), schedule, number, 10)
+        kept.append(count)
+    assert kept == sorted(kept)
+    assert 0 < kept[0] < kept[-1]
+
+
+def test_the_released_probability_goes_from_1_in_c_to_1_at_the_pace_of_its_schedule():
+    at = [0, 50, 100]
+    assert [reference.tsa_threshold("linear", step, 100, 4) for step in at] == [0.25, 0.625, 1]
+    assert [round(reference.tsa_threshold("exp", step, 100, 4), 4) for step in at] == [0.2551, 0.3116, 1]
+    assert [round(reference.tsa_threshold("log", step, 100, 4), 4) for step in at] == [0.25, 0.9384, 0.9949]
+
+
+def test_a_batch_without_any_kept_labeled_image_gives_zero_and_no_gradient():
+    rows = [[9.0, 0.0], [0.0, 9.0]]
+    case = case_of_logits(UDA(tsa="linear"), [0, 1], labeled=rows, weak=rows, strong=rows)
+    assert case.found.terms["supervised"].item() == 0
+    assert_rows(case.gradient("supervised", case.passes[0].images), [[0.0] * CLASSES] * 6)
+
+
+def test_the_temperature_sharpens_the_target():
+    """USB passes probabilities on unsharpened, so that its temperature changes nothing."""
+    values = [take(UDA(threshold=0, temperature=value)).found.terms["consistency"].item() for value in (0.4, 1.0)]
+    assert values[0] != pytest.approx(values[1], rel=1e-2)
+
+
+def test_confidence_is_that_of_the_prediction_before_it_is_sharpened():
+    method = UDA(threshold=0.6, temperature=0.4)
+    case = take(method, unlabeled=10)
+    rows = case.logits("weak")
+    plain = [max(reference.softmax(row)) for row in rows]
+    sharp = [max(reference.softmax([value / 0.4 for value in row])) for row in rows]
+    assert any(one < 0.6 < other for one, other in zip(plain, sharp, strict=True))
+    expected, used = reference.uda_consistency(rows, case.logits("strong"), 0.4, 0.6)
+    assert used == [value > 0.6 for value in plain]
+    assert case.found.terms["consistency"].item() == pytest.approx(expected, rel=1e-10)
+    assert case.found.pseudo_labels.used.tolist() == used
+
+
+def test_targets_carry_no_gradient_and_unconfident_images_give_none():
+    method = UDA(threshold=THRESHOLD)
+    case = take(method)
+    weak = case.logits("weak")
+    _, used = reference.uda_consistency(weak, case.logits("strong"), 0.4, THRESHOLD)
+    targets = [reference.softmax([value / 0.4 for value in row]) for row in weak]
+    expected = reference.cross_entropy_gradient(targets, case.logits("strong"), used)
+    assert_rows(case.gradient("consistency", "strong"), expected)
+    assert_rows(case.gradient("consistency", "weak"), [[0.0] * CLASSES] * UNLABELED)
+    assert_rows(case.gradient("consistency", "labeled"), [[0.0] * CLASSES] * LABELED)
+
+
+def test_the_entropy_is_lowered_through_the_weak_prediction():
+    case = take(UDA(entropy_weight=0.1))
+    assert_rows(case.gradient("entropy", "weak"), reference.entropy_gradient(case.logits("weak")))
+    assert_rows(case.gradient("entropy", "strong"), [[0.0] * CLASSES] * UNLABELED)
+
+
+@pytest.mark.parametrize(("ties", "used"), [("exclude", [False, True]), ("include", [True, True])])
+def test_a_confidence_equal_to_the_threshold_counts_only_where_ties_are_included(ties, used):
+    rows = [[3.0, 3.0], [3.0, 2.0]]
+    case = case_of_logits(UDA(threshold=0.5, ties=ties), [0, 1], labeled=rows, weak=rows, strong=rows)
+    assert case.found.pseudo_labels.used.tolist() == used
+
+
+def test_one_pass_sees_labeled_weak_and_strong_images_in_this_order():
+    assert UDA().views == VIEWS
+    case = take(UDA())
+    assert images_by_network(case.passes) == {"student": [LABELED + 2 * UNLABELED], "teacher": []}
+    assert torch.equal(case.passes[0].images, torch.cat([case.batch.views[view.name] for view in VIEWS]))
+
+
+@pytest.mark.parametrize("field", weight_fields(UDA))
+def test_doubling_a_weight_adds_exactly_its_term_to_the_total(field):
+    assert_doubling_adds_exactly_its_term(UDA(threshold=THRESHOLD, entropy_weight=0.1), field)
+
+
+@pytest.mark.parametrize(
+    ("changes", "terms", "views"),
+    [
+        ({}, ["supervised", "consistency"], VIEWS),
+        ({"entropy_weight": 0.1}, ["supervised", "consistency", "entropy"], VIEWS),
+        ({"consistency_weight": 0, "entropy_weight": 0.1}, ["supervised", "entropy"], VIEWS[:2]),
+        ({"consistency_weight": 0}, ["supervised"], VIEWS[:1]),
+    ],
+    ids=str,
+)
+def test_a_weight_of_zero_removes_term_and_views(changes, terms, views):
+    method = UDA(**changes)
+    assert method.views == views
+    case = take(method)
+    assert list(case.found.terms) == list(case.found.weights) == terms
