@@ -24,7 +24,7 @@ from crmatch.methods import METHODS, build_method
 from crmatch.methods.base import Models
 from crmatch.networks.statistics import forward_apart
 
-SMALL = {"remixmatch": {"strong_views": 2}, "crmatch": {"rotation_weight": 0}}
+SMALL = {"remixmatch": {"strong_views": 2}, "featmatch": {"strong_views": 2}, "crmatch": {"rotation_weight": 0}}
 DECLARED = {
     "mean_teacher": "labeled",
     "pi_model": "labeled",
@@ -33,6 +33,9 @@ DECLARED = {
     "ict": "labeled",
     "mixmatch": "mixed",
     "remixmatch": "mixed",
+    "featmatch": "mixed",
+    "plcb": "mixed",
+    "label_propagation": "all",
     "uda": "all",
     "fixmatch": "all",
     "crmatch": "all",
@@ -46,6 +49,9 @@ IMAGES = {
     "ict": LABELED + 2 * UNLABELED,
     "mixmatch": 2 * UNLABELED + (LABELED + 2 * UNLABELED),
     "remixmatch": UNLABELED + (LABELED + 3 * UNLABELED) + 2 * UNLABELED,
+    "featmatch": (LABELED + UNLABELED) + 3 * (LABELED + UNLABELED),
+    "plcb": (LABELED + UNLABELED) + (LABELED + UNLABELED),
+    "label_propagation": LABELED + UNLABELED,
     "supervised": LABELED,
 }
 """Images through student and teacher per step; every other method sees labeled, weak and strong images once."""
