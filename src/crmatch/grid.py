@@ -77,7 +77,8 @@ def name_row(suite: Suite, row: Row) -> str:
     """The labels of a row; several ones each after its head."""
     if len(row.labels) == 1:
         return row.labels[0]
-    return ", ".join(f"{head} {label or '–'}".strip() for head, label in zip(suite.heads, row.labels, strict=True))
+    named = [(head, label) for head, label in zip(suite.heads, row.labels, strict=True) if head or label]
+    return ", ".join(f"{head} {label or '–'}".strip() for head, label in named)
 
 
 def name_column(column: Column) -> str:

@@ -142,7 +142,8 @@ def _beside(
     escape: Callable[[str], str] = str,
 ) -> str:
     """Our value, the number of its footnote where runs are missing, and the paper's value in the pattern `paper`."""
-    text = number(cell.value, style, cell.rank) if cell.value else cell.problem or NOTHING
+    plain = latex_text if style is LATEX else escape
+    text = number(cell.value, style, cell.rank) if cell.value else plain(cell.problem or NOTHING)
     if cell.value and not table.same_n:
         text += style.size.format(len(cell.runs))
     if cell.missing and cell.missing in numbers:
