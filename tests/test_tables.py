@@ -19,7 +19,7 @@ from crmatch.files import write_json
 from crmatch.grid import Grid, Scale, find_suite, make_grid
 from crmatch.recipes import recipe
 from crmatch.report.table_formats import FORMATS, fold_splits, latex_text, to_csv, to_json, to_latex, to_markdown, to_terminal
-from crmatch.report.tables import Run, Table, Value, error_value, fill, records_in, rounded
+from crmatch.report.tables import Run, Table, Value, analysis_file, error_value, fill, records_in, rounded
 from crmatch.results import Errors, RunRecord
 
 
@@ -250,12 +250,27 @@ def test_cells_of_analyses_come_from_an_injected_measure() -> None:
     table = fill(grid, runs.get, measure=lambda run, name: values.get((run.source, name)))
     text = to_markdown(table)
     assert "| Rotation | 15.50 ± 0.50 (paper 15.05 ± 0.33) | 21.50 ± 0.25 (paper 21.92 ± 0.32) |" in text
-    assert "- [1] `crmatch probe run0`" in text
+    assert "- [1] `crmatch probe run0 --json > run0/probe.json`" in text
     several = grid_of("equivariance", splits=(1, 2))
     found = {spec: Run(record(spec, 5.0), str(spec.split)) for spec in several.specs}
     table = fill(several, found.get, measure=lambda run, name: Value(10.0 * int(run.source), 0.5, 10))
     assert table.cells[0][0] is not None
     assert table.cells[0][0].value == Value(15.0, pytest.approx(7.0710678), 2)
+
+
+def test_analyses_are_kept_in_the_run_or_beside_its_record(tmp_path: Path) -> None:
+    grid = grid_of("feature-distances")
+    names = ("weak-original", "strong-original", "weak-strong")
+    for number, spec in enumerate(grid.specs):
+        write_json(tmp_path / f"{number}.json", record(spec, 5.0).model_dump(mode="json"))
+        values = {name: {"mean": 0.5 + 0.125 * place, "std": 0.01, "n": 18} for place, name in enumerate(names)}
+        write_json(tmp_path / f"{number}.distances.json", {"run": "x", **values})
+    table = fill(grid, records_in(tmp_path))
+    assert "| cos(f(A(u)), f(u)) | 0.63 ± 0.01 (paper 0.90 ± 0.06) | 0.63 ± 0.01 (paper 0.84 ± 0.06) |" in to_markdown(table)
+    write_json(tmp_path / "0.distances.json", {"weak-original": 3})
+    with pytest.raises(DataError, match=r"has no 'weak-original' with mean, std and n\.\nMake it anew: crmatch distances "):
+        fill(grid, records_in(tmp_path))
+    assert str(analysis_file("runs/x", "probe")) == "runs/x/probe.json"
 
 
 def test_records_are_found_by_what_they_say_not_by_their_names(tmp_path: Path) -> None:

@@ -275,11 +275,11 @@ def equivariance() -> Suite:
         "translation": ("Translation", "33.22±0.28|36.80±0.30"),
         "scaling": ("Scaling", "11.09±0.66|14.87±0.40"),
         "rotation": ("Rotation", "15.05±0.33|21.92±0.32"),
-        "color_jitter": ("ColorJittering", "31.04±0.50|35.99±0.27"),
-        "strong_weak": ("Strong against weak", "0.27|46.18"),
+        "color jitter": ("ColorJittering", "31.04±0.50|35.99±0.27"),
+        "strong against weak": ("Strong against weak", "0.27|46.18"),
     }
     rows = tuple(
-        Row((label,), values, measure=measure, ruled=measure == "strong_weak") for measure, (label, values) in names.items()
+        Row((label,), values, measure=measure, ruled=measure.startswith("strong")) for measure, (label, values) in names.items()
     )
     columns = (_bench("CR-Equiv", EQUIVARIANCE), _bench("CR-Inv", INVARIANCE))
     return Suite(
@@ -298,9 +298,9 @@ def equivariance() -> Suite:
 def feature_distances() -> Suite:
     """Appendix: cosine similarities between features of original, weak and strong images."""
     names = {
-        "weak_original": ("cos(f(α(u)), f(u))", "0.97±0.01|0.96±0.01"),
-        "strong_original": ("cos(f(A(u)), f(u))", "0.90±0.06|0.84±0.06"),
-        "weak_strong": ("cos(f(α(u)), f(A(u)))", "0.90±0.06|0.85±0.08"),
+        "weak-original": ("cos(f(α(u)), f(u))", "0.97±0.01|0.96±0.01"),
+        "strong-original": ("cos(f(A(u)), f(u))", "0.90±0.06|0.84±0.06"),
+        "weak-strong": ("cos(f(α(u)), f(A(u)))", "0.90±0.06|0.85±0.08"),
     }
     rows = tuple(Row((label,), values, measure=measure) for measure, (label, values) in names.items())
     columns = (_bench("CR-Inv", INVARIANCE), _bench("CR-Equiv", EQUIVARIANCE))

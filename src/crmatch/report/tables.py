@@ -6,6 +6,7 @@ says); the lowest error over the test set's evaluations never is. Imports no tor
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
@@ -114,11 +115,41 @@ def records_in(folder: Path) -> Find:
         raise DataError(f"--records {folder} is no directory.\nName one with record files (*.json).")
     found: dict[RunSpec, Run] = {}
     for path in sorted(folder.rglob("*.json")):
+        if path.suffixes[-2:] in ([".probe", ".json"], [".distances", ".json"]):
+            continue
         record = parse_record(read_json(path), path)
         if (other := found.get(record.spec)) is not None and other.record.error != record.error:
             raise DataError(f"{other.source} and {path} are records of one run with different errors.\nRemove one of them.")
         found[record.spec] = Run(record, str(path))
     return found.get
+
+
+def analysis_file(source: str, analysis: str) -> Path:
+    """Where the JSON output of `crmatch probe` or `crmatch distances` is kept: in the run, or beside its record."""
+    path = Path(source)
+    return path.with_suffix(f".{analysis}.json") if path.suffix == ".json" else path / f"{analysis}.json"
+
+
+def kept_measure(analysis: str) -> Measure:
+    """What an analysis found of runs, from the files where its output is kept."""
+
+    def measure(run: Run, name: str) -> Value | None:
+        path = analysis_file(run.source, analysis)
+        if not path.exists():
+            return None
+        values = read_json(path)
+        try:
+            return Value(float(values[name]["mean"]), float(values[name]["std"]), int(values[name]["n"]))
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"{path} has no {name!r} with mean, std and n"
+            raise DataError(f"{reason}.\nMake it anew: {analysis_command(run.source, analysis)}") from error
+
+    return measure
+
+
+def analysis_command(source: str, analysis: str) -> str:
+    """The command that makes the file of an analysis."""
+    return f"crmatch {analysis} {shlex.quote(source)} --json > {shlex.quote(str(analysis_file(source, analysis)))}"
 
 
 def fill(
@@ -135,7 +166,7 @@ def fill(
         grid: which runs stand behind which cell.
         find: the run of a spec, None where it is not finished.
         options: what the commands that fill missing cells end with (`--out`, `--data-dir`).
-        measure: for tables whose cells are analyses of runs.
+        measure: for tables whose cells are analyses of runs; by default what `kept_measure` finds.
         problems: runs that were tried and have no record, with the reason.
     """
     found = {spec: run for spec in grid.specs if (run := find(spec)) is not None}
@@ -158,8 +189,10 @@ def _fill_cell(
     if cell.measure is None:
         value = error_value([run.record for run in runs]) if runs else None
     else:
-        measured = {run.source: measure(run, cell.measure) if measure else None for run in runs}
-        missing += [f"crmatch {grid.suite.analysis} {source}" for source, result in measured.items() if result is None]
+        assert grid.suite.analysis is not None
+        measure = measure or kept_measure(grid.suite.analysis)
+        measured = {run.source: measure(run, cell.measure) for run in runs}
+        missing += [analysis_command(source, grid.suite.analysis) for source, result in measured.items() if result is None]
         value = _over_runs([result for result in measured.values() if result is not None])
     problem = next((problems[spec] for spec in absent if spec in problems), "")
     return Filled(cell, value, "", tuple(run.source for run in runs), tuple(missing), problem)
