@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,3 +290,23 @@ def test_the_layers_behind_the_estimate_are_those_of_the_networks(setting: str, 
     spec = recipe(parse_setting(setting))
     assert sum(layer.weights for layer in network_layers(spec.network, 3, 32)) == pytest.approx(weights, rel=0.01)
     assert parse_spec(spec.to_json()) == spec
+
+
+FIGURES = [  # issue 7: every figure of the paper and its appendix
+    "crmatch figure teaser", "crmatch show augmentations", "figure2.svg", "crmatch figure tsne", "crmatch figure curves",
+    "crmatch figure threshold", "crmatch show augmentations --table", "crmatch report",
+]  # fmt: skip
+
+
+def test_the_docs_give_the_command_of_every_table_and_figure_and_the_printed_numbers() -> None:
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    text = (docs / "reproduce.md").read_text()
+    assert (docs / "figure2.svg").is_file()
+    assert not [name for name in SUITES if f"`crmatch table {name}`" not in text]
+    assert set(re.findall(r"`crmatch table ([a-z-]+)", text)) == set(SUITES)
+    assert not [command for command in FIGURES if command not in text]
+    for name in set(SUITES) - {"main-cifar", "main-svhn-stl", "main-mini"}:
+        suite = find_suite(name)
+        values = [value for row in (*suite.rows, *suite.claims) for value in row.values if value]
+        absent = [value for value in values if f"{value.mean:.2f}".removeprefix("0") not in text]
+        assert not absent, f"{name}: {absent}"
