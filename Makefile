@@ -5,10 +5,13 @@ PIP_OPTIONS ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test slow-test lint types format clean
+.PHONY: demo results test slow-test lint types format clean
 
 demo: $(INSTALLED)
 	$(BIN)/crmatch train digits@4 --baseline
+
+results: $(INSTALLED)
+	$(BIN)/python benchmarks/results.py
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

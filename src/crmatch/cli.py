@@ -28,7 +28,9 @@ from crmatch.cli_options import (
     read_changes,
 )
 from crmatch.cli_show import show
+from crmatch.cli_table import table
 from crmatch.errors import CRMatchError
+from crmatch.stopping import StopRequest
 
 if TYPE_CHECKING:
     from crmatch.config import RunSpec
@@ -43,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(show, name="show")
 app.add_typer(data, name="data")
+app.command("table")(table)
 
 
 @app.command()
@@ -123,25 +126,6 @@ def evaluate(
         typer.echo(json.dumps({"run": str(run), "test_images": len(data.test), **quality._asdict()}))
     else:
         print_evaluation(run, record, quality, len(data.test))
-
-
-class StopRequest:
-    """Asks a run to save and end when a signal arrives; a second signal ends at once."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: object) -> None:
-        if self.signal is not None:
-            raise SystemExit(128 + number)
-        self.signal = number
-        typer.echo("\nfinishing this step and saving; press again to end at once", err=True)
-
-    def __call__(self) -> bool:
-        """Whether a signal has arrived."""
-        return self.signal is not None
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from crmatch.methods import METHODS
 
 if TYPE_CHECKING:
     from crmatch.config import RunSpec
+    from crmatch.costs import Cost
     from crmatch.evaluation import Quality
     from crmatch.results import RunRecord
 
@@ -96,6 +97,20 @@ class Display:
         self._console.print(text, soft_wrap=True)
 
 
+class TableProgress:
+    """Says how far a table's runs are, a line for each that ends."""
+
+    def __init__(self, title: str, done: int, total: int) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._done, self._total = done, total
+        self._console.print(f"{title}: {done} of {total} runs are finished", soft_wrap=True)
+
+    def ended(self, place: str, problem: str) -> None:
+        """One more run has its record, or will not have one."""
+        self._done += 1
+        self._console.print(f"{self._done} of {self._total}: {place}: {problem or 'finished'}", soft_wrap=True)
+
+
 class _Bar:
     """A bar of rich on a terminal, nothing elsewhere."""
 
@@ -157,6 +172,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
+def describe_cost(cost: Cost, lengths: bool = True) -> str:
+    """A cost in words; what nobody measured is called an estimate."""
+    what = f"{cost.steps:,} steps of {cost.images_per_step:,} images, " if lengths and cost.steps else ""
+    if cost.cpu_seconds is None or cost.gpu_seconds is None:
+        return f"as long as its number of epochs; {cost.images_per_step:,} images a step, {cost.memory_bytes / 1e9:.1f} GB"
+    cpu, gpu = duration(cost.cpu_seconds), duration(cost.gpu_seconds)
+    return f"{what}about {cpu} on two cores, estimated {gpu} on one GPU, {cost.memory_bytes / 1e9:.1f} GB of memory"
+
+
 def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> None:
     """The end of `crmatch train`: errors, what they were measured on, and where everything lies."""
     console = Console(highlight=False)
@@ -197,12 +221,17 @@ def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int
     )
 
 
-def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with the same keys as a table."""
+def print_wide(content: Any) -> None:
+    """Print for rich; where no terminal says how wide it is, wide enough for tables."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
+    console.print(content)
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows with the same keys as a table."""
     table = Table(*(rows[0] if rows else ()), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(str(value).replace("[", "\\[") for value in row.values()))
-    console.print(table)
+    print_wide(table)

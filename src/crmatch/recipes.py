@@ -6,6 +6,8 @@ each method's own paper, `quick` ours: minutes on a CPU instead of days on a GPU
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,18 +132,39 @@ def setting_of(spec: RunSpec, data_dir: Path | None = None) -> Setting:
     return parse_setting(spec.data.folder or spec.setting, data_dir, labels_file)
 
 
+def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
+    """Every key, in order, whose value is not that of the spec's own recipe."""
+    base = recipe(setting, spec.method.name, spec.recipe)
+    named = ("split", "seed", "setting", "recipe")
+    return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
+
+
+def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
+    """The `crmatch train` command whose run is `spec`, for a shell; `options` are put at its end."""
+    words = ["crmatch", "train", spec.data.folder or spec.setting]
+    words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
+    words += ["--method", spec.method.name] if spec.method.name != "crmatch" else []
+    words += ["--recipe", spec.recipe] if spec.recipe != default_recipe(setting) else []
+    words += ["--split", str(spec.split)] if spec.split != 1 else []
+    words += ["--seed", str(spec.seed)] if spec.seed else []
+    for key, value in changed_keys(spec, setting).items():
+        if key == "plan.steps":
+            words += ["--steps", str(value)]
+        else:
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join([*words, *options])
+
+
 def variant(spec: RunSpec, setting: Setting) -> str:
     """What a run's directory says after its method: the recipe if it is not the default, then every changed key.
 
     Made from the spec, never typed, so that two specs never share a directory. Longer than 60 characters: the first 40
     and 8 hex digits of the spec's hash.
     """
-    base = recipe(setting, spec.method.name, spec.recipe)
     parts = [] if spec.recipe == default_recipe(setting) else [spec.recipe]
-    for key, (value, _) in sorted(differences(spec, base).items()):
-        if key not in ("split", "seed", "setting", "recipe"):
-            text = str(value).replace(" ", "").replace("/", "_")
-            parts.append(f"{key}={text}")
+    for key, value in changed_keys(spec, setting).items():
+        text = str(value).replace(" ", "").replace("/", "_")
+        parts.append(f"{key}={text}")
     whole = ",".join(parts)
     return whole if len(whole) <= LONGEST_VARIANT else f"{whole[:40]}-{spec.hash}"
 

@@ -75,6 +75,15 @@ class RunRecord(Frozen):
         return None if errors is None else float(getattr(errors, self.spec.headline))
 
 
+def parse_record(values: Any, path: Path) -> RunRecord:
+    """The record in JSON values that were read from `path`."""
+    try:
+        return RunRecord.model_validate(values)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise DataError(f"{path} is no run record: {reason}.\nThe file is damaged; remove it to run again.") from error
+
+
 class RunDirectory:
     """The files of one run."""
 
@@ -103,14 +112,7 @@ class RunDirectory:
         """The record of a finished run; None where it is not finished."""
         if not self.record.exists():
             return None
-        values = read_json(self.record)
-        try:
-            return RunRecord.model_validate(values)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise DataError(
-                f"{self.record} is no run record: {reason}.\nThe file is damaged; remove it to run again."
-            ) from error
+        return parse_record(read_json(self.record), self.record)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The curves; a line that a kill cut short is left out."""

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Make the tables in docs/ anew from the committed records, without training.
+
+    python benchmarks/results.py                  # every table between markers in docs/**/*.md
+    python benchmarks/results.py --collect runs   # first copy the records of these tables from finished runs
+
+A page holds a table between two lines, the first of which says how it is made; the text around it is nobody's but the author's:
+
+    <!-- crmatch table ablation --setting digits@4 --splits 1-5 -->
+    <!-- end of table -->
+
+A table whose data set is not on this machine (its shape is needed, not its images) is left as it is, and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from crmatch.config import parse_assignments
+from crmatch.errors import RequestError
+from crmatch.files import read_json, write_json
+from crmatch.grid import Grid, Scale, find_suite, make_grid, parse_splits
+from crmatch.report.table_formats import to_markdown
+from crmatch.report.tables import analysis_file, fill, records_in, runs_in
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+RECORDS = DOCS / "results" / "records"
+BLOCK = re.compile(r"(<!-- crmatch table (?P<arguments>[^>]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def grid_of(arguments: str) -> Grid:
+    """The grid of a marker's arguments: those of `crmatch table` that say what the table is."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    for option in ("--setting", "--recipe", "--splits"):
+        parser.add_argument(option)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--claims", action="store_true")
+    given = parser.parse_args(shlex.split(arguments))
+    changes: dict[str, Any] = parse_assignments(given.set)
+    splits = parse_splits(given.splits) if given.splits else None
+    return make_grid(find_suite(given.name), Scale(given.setting, given.recipe, given.steps, splits, changes, given.claims))
+
+
+def collect(grid: Grid, out: Path) -> int:
+    """Copy records and analyses that are not among the committed ones; returns how many files."""
+    here, there = records_in(RECORDS), runs_in(out, grid)
+    copied = 0
+    for spec, run in [(spec, run) for spec in grid.specs if (run := there(spec)) is not None]:
+        directory, kept = Path(run.source), here(spec)
+        target = Path(kept.source) if kept else RECORDS / spec.setting / f"{directory.parent.name}-{directory.name}.json"
+        files = {} if kept else {target: run.record.model_dump(mode="json")}
+        for name in ("probe", "distances"):
+            made, copy = analysis_file(run.source, name), analysis_file(str(target), name)
+            files |= {copy: read_json(made)} if made.exists() and not copy.exists() else {}
+        for path, values in files.items():
+            write_json(path, values)
+        copied += len(files)
+    return copied
+
+
+def rebuild(page: Path, out: Path | None) -> None:
+    """Write every table of a page anew."""
+
+    def table(match: re.Match[str]) -> str:
+        try:
+            grid = grid_of(match["arguments"])
+        except RequestError as error:
+            print(f"{page.name}: {match['arguments']} is left as it is: {error}", file=sys.stderr)
+            return match[0]
+        if out is not None:
+            print(f"{page.name}: {match['arguments']}: {collect(grid, out)} new files", file=sys.stderr)
+        text = to_markdown(fill(grid, records_in(RECORDS)))
+        return f"{match[1]}\n{text.replace(f'{DOCS.parent}/', '')}\n{match[3]}"
+
+    before = page.read_text(encoding="utf-8")
+    after = BLOCK.sub(table, before)
+    if after != before:
+        page.write_text(after, encoding="utf-8")
+        print(f"{page.relative_to(DOCS.parent)} is written anew", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collect", type=Path, metavar="RUNS", help="copy missing records from these runs first")
+    options = parser.parse_args()
+    for page in sorted(DOCS.rglob("*.md")):
+        rebuild(page, options.collect)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What a run will cost, from its spec alone: images per step, multiply-adds, seconds, memory. Imports no torch.
+
+The model: seconds = steps * images per step * seconds per image of the network, where seconds per image follow the network's
+multiply-adds between three measured networks (on the log-log line between neighbors, in proportion beyond them). Memory is that
+of the activations kept for the backward pass, in proportion to the outputs of the convolutions, and the weights. Methods that
+pass their images through the network more than once per step (MixMatch, VAT) cost more than it says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+from crmatch.config import RunSpec
+from crmatch.data.settings import Setting
+from crmatch.methods.crmatch import CRMatch
+from crmatch.networks.config import ResNet18Config, WideResNetConfig
+
+STEM_CHANNELS = 16
+MEASURED = ((3.05e6, 0.088 / 288), (11.1e6, 0.190 / 288), (214e6, 39 / 2304))
+"""(multiply-adds, seconds) per image on two cores of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`."""
+GPU_OPERATIONS = 6e12
+"""Operations per second that one GPU sustains: an assumption, such that FixMatch's 2^20 steps take two to three days."""
+GPU_STEP_SECONDS = 0.03
+"""The shortest step of a GPU, whatever the network: launches and augmentation; an assumption too."""
+BYTES_PER_OUTPUT = 10.7
+"""Bytes per output of a convolution and image: the measured peak of 13.6 GB at 2,304 images of WRN-28-2, 32x32."""
+PROCESS_BYTES = 0.4e9
+"""Interpreter, torch and a small data set."""
+BYTES_PER_WEIGHT = 16
+"""Weight, gradient, momentum and moving average in float32."""
+TRAIN_IMAGES = {
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "svhn": 73_257,
+    "stl10": 105_000,
+    "mini_imagenet": 50_000,
+    "digits": 1_297,
+}
+
+
+class Layer(NamedTuple):
+    """A convolution: weights, and outputs per image."""
+
+    weights: int
+    side: int
+    channels: int
+
+    @property
+    def outputs(self) -> int:
+        """Values per image."""
+        return self.channels * self.side**2
+
+    @property
+    def multiply_adds(self) -> int:
+        """Per image: every weight works once at every pixel of the output."""
+        return self.weights * self.side**2
+
+
+class Cost(NamedTuple):
+    """What a run will take; seconds are None where its length depends on data that nobody knows here."""
+
+    images_per_step: int
+    steps: int | None
+    cpu_seconds: float | None
+    """On two cores."""
+    gpu_seconds: float | None
+    memory_bytes: float
+
+
+def estimate(spec: RunSpec, setting: Setting) -> Cost:
+    """The cost of `spec`."""
+    layers = network_layers(spec.network, setting.channels, spec.data.image_size)
+    images, work = images_per_step(spec), sum(layer.multiply_adds for layer in layers)
+    pool = TRAIN_IMAGES.get(setting.data)
+    steps = spec.plan.steps if spec.plan.steps is not None else spec.plan.total_steps(pool) if pool else None
+    weights = sum(layer.weights for layer in layers)
+    return Cost(
+        images_per_step=images,
+        steps=steps,
+        cpu_seconds=None if steps is None else steps * images * seconds_per_image(work),
+        gpu_seconds=None if steps is None else steps * max(GPU_STEP_SECONDS, images * work * 6 / GPU_OPERATIONS),
+        memory_bytes=PROCESS_BYTES + weights * BYTES_PER_WEIGHT + images * BYTES_PER_OUTPUT * sum(x.outputs for x in layers),
+    )
+
+
+def images_per_step(spec: RunSpec) -> int:
+    """Images of all views of a step, with the three turned copies of each image of the rotation term."""
+    plan, method = spec.plan, spec.method
+    sizes = {"labeled": plan.labeled_batch_size, "unlabeled": plan.unlabeled_batch_size, "extra": method.extra_batch_size}
+    total = sum(sizes[view.source] for view in method.views)
+    if isinstance(method, CRMatch) and method.rotation_weight:
+        turned = min(method.rotation_images or sizes["unlabeled"], sizes["extra"] or sizes["unlabeled"])
+        total += 3 * (turned + sizes["labeled"] * (method.rotation_source == "labeled+unlabeled"))
+    return total
+
+
+def seconds_per_image(multiply_adds: float) -> float:
+    """Of one training step on two cores: see the module's docstring."""
+    (first, low), (last, high) = MEASURED[0], MEASURED[-1]
+    if multiply_adds <= first:
+        return low * multiply_adds / first
+    for (left, before), (right, after) in itertools.pairwise(MEASURED):
+        if multiply_adds <= right:
+            share = math.log(multiply_adds / left) / math.log(right / left)
+            return float(before * (after / before) ** share)
+    return high * multiply_adds / last
+
+
+def network_layers(network: WideResNetConfig | ResNet18Config, channels: int, side: int) -> list[Layer]:
+    """Every convolution of the backbone for square images of `side` pixels."""
+    if isinstance(network, ResNet18Config):
+        side = math.ceil(side / 2)
+        layers = [Layer(7 * 7 * channels * 64, side, 64)]
+        before, side = 64, math.ceil(side / 2)
+        stages = [(64 * 2**stage, 2, 2 if stage else 1) for stage in range(4)]
+    else:
+        layers, before = [Layer(9 * channels * STEM_CHANNELS, side, STEM_CHANNELS)], STEM_CHANNELS
+        strides = [network.first_stride, *[2] * (network.scales - 1)]
+        stages = [(network.filters * 2**stage, network.repeat, stride) for stage, stride in enumerate(strides)]
+    for width, blocks, stride in stages:
+        side = math.ceil(side / stride)
+        for _ in range(blocks):
+            layers += [Layer(9 * before * width, side, width), Layer(9 * width * width, side, width)]
+            layers += [Layer(before * width, side, width)] if before != width else []
+            before = width
+    return layers
