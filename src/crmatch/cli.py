@@ -27,6 +27,7 @@ from crmatch.cli_options import (
     make_spec,
     read_changes,
 )
+from crmatch.cli_report import register
 from crmatch.cli_show import show
 from crmatch.errors import CRMatchError
 
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.add_typer(show, name="show")
 app.add_typer(data, name="data")
+register(app)
 
 
 @app.command()
