@@ -15,14 +15,14 @@ PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
     "errors", "files", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training", "evaluation",
     "config", "recipes", "results", "experiment", "inference", "analysis", "display", "report",
-    "cli_options", "cli_show", "cli_data", "cli_report", "cli", "__main__",
+    "cli_options", "cli_show", "cli_data", "cli_figure", "cli_report", "cli", "__main__",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (
     "crmatch", "crmatch.cli", "crmatch.config", "crmatch.recipes", "crmatch.results", "crmatch.methods", "crmatch.display",
     "crmatch.data.settings", "crmatch.data.packed", "crmatch.networks.config", "crmatch.training.plan",
     "crmatch.augment.variants", "crmatch.data.catalog", "crmatch.data.fetch", "crmatch.data.folder", "crmatch.data.preflight",
-    "crmatch.analysis.curves", "crmatch.report.charts", "crmatch.cli_report",
+    "crmatch.analysis.curves", "crmatch.report.charts", "crmatch.cli_figure", "crmatch.cli_report",
 )  # fmt: skip
 
 
