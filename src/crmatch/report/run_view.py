@@ -59,7 +59,8 @@ class ClassError(NamedTuple):
 class SpecRow(NamedTuple):
     """A key of the spec with its value, and the paper's recipe's where that differs."""
 
-    key: str
+    section: str
+    name: str
     value: str
     paper: str | None
 
@@ -100,14 +101,14 @@ def view_run(path: Path, record: RunRecord, baseline: Baseline | None, number: i
         images = image_views(path, data_dir)
     except CRMatchError as error:
         missing = str(error).splitlines()[0]
-    spec, names = record.spec, record.class_names
+    spec, names, setting = record.spec, record.class_names, _setting(record.spec, data_dir)
     large = len(names) > LARGEST_MATRIX
     shares = [[Cell(count, count / max(sum(row), 1)) for count in row] for row in record.confusion]
     return RunView(
         anchor=f"run-{number}",
         path=str(path),
         title=f"{METHODS[spec.method.name].title} on {spec.setting}",
-        subtitle=f"split {spec.split}, seed {spec.seed}, recipe {spec.recipe}",
+        subtitle=", ".join([f"split {spec.split}, seed {spec.seed}, recipe {spec.recipe}", *_assignments(spec, setting)]),
         record=record,
         error=record.error,
         baseline=baseline,
@@ -123,24 +124,26 @@ def view_run(path: Path, record: RunRecord, baseline: Baseline | None, number: i
         uncertain_source=images.uncertain_source,
         bins=images.bins,
         missing=missing,
-        spec=spec_rows(spec, data_dir),
-        command=_command(spec, data_dir),
+        spec=spec_rows(spec, setting),
+        command=train_command(spec, setting),
         versions=_versions(record),
         errors=curve(lines, f"error/{record.evaluated}"),
     )
 
 
-def spec_rows(spec: RunSpec, data_dir: Path | None) -> list[SpecRow]:
+def spec_rows(spec: RunSpec, setting: Setting | None) -> list[SpecRow]:
     """Every key of a spec; where the paper's recipe for the same method and setting says otherwise, that beside it."""
-    setting = _setting(spec, data_dir)
     changed: dict[str, tuple[Any, Any]] = {}
     if setting is not None:
         changed = differences(spec, recipe(setting, spec.method.name, "paper"))
     same = ("setting", "split", "seed", "recipe")
-    return [
-        SpecRow(key, _value(value), _value(changed[key][1]) if key in changed and key not in same else None)
-        for key, value in flatten(spec.to_json())
-    ]
+    rows = []
+    for key, value in flatten(spec.to_json()):
+        section, _, name = key.partition(".") if "." in key else ("run", "", key)
+        rows.append(
+            SpecRow(section, name, _value(value), _value(changed[key][1]) if key in changed and key not in same else None)
+        )
+    return sorted(rows, key=lambda row: row.section != "run")
 
 
 def train_command(spec: RunSpec, setting: Setting | None) -> str:
@@ -149,15 +152,18 @@ def train_command(spec: RunSpec, setting: Setting | None) -> str:
     options = ["--method", spec.method.name, "--recipe", spec.recipe, "--split", str(spec.split), "--seed", str(spec.seed)]
     if spec.data.labels_file:
         options += ["--labels", spec.data.labels_file]
-    if setting is not None:
-        for key, (value, _) in sorted(differences(spec, recipe(setting, spec.method.name, spec.recipe)).items()):
-            if key not in ("setting", "split", "seed", "recipe", "data.folder", "data.labels_file"):
-                options += ["--set", f"{key}={_value(value)}"]
+    for assignment in _assignments(spec, setting):
+        options += ["--set", assignment]
     return shlex.join(["crmatch", "train", name, *options])
 
 
-def _command(spec: RunSpec, data_dir: Path | None) -> str:
-    return train_command(spec, _setting(spec, data_dir))
+def _assignments(spec: RunSpec, setting: Setting | None) -> list[str]:
+    """`key=value` of every key that was changed against the run's recipe; none where its data are not here any more."""
+    if setting is None:
+        return []
+    said = ("setting", "split", "seed", "recipe", "data.folder", "data.labels_file")
+    changed = differences(spec, recipe(setting, spec.method.name, spec.recipe))
+    return [f"{key}={_value(value)}" for key, (value, _) in sorted(changed.items()) if key not in said]
 
 
 def _setting(spec: RunSpec, data_dir: Path | None) -> Setting | None:
@@ -246,4 +252,4 @@ def _versions(record: RunRecord) -> list[tuple[str, str]]:
     if machine.get("commit"):
         rows.append(("commit", str(machine["commit"])))
     rows += [(str(name), str(version)) for name, version in machine.get("versions", {}).items()]
-    return [*rows, ("device", f"{machine.get('device')}, {machine.get('processor')}, {machine.get('threads')} threads")]
+    return [*rows, ("device", f"{machine.get('device')}, {machine.get('processor')}, {machine.get('threads')} thread{'s' * (machine.get('threads') != 1)}")]
