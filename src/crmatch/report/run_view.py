@@ -252,4 +252,4 @@ def _versions(record: RunRecord) -> list[tuple[str, str]]:
     if machine.get("commit"):
         rows.append(("commit", str(machine["commit"])))
     rows += [(str(name), str(version)) for name, version in machine.get("versions", {}).items()]
-    return [*rows, ("device", f"{machine.get('device')}, {machine.get('processor')}, {machine.get('threads')} thread{'s' * (machine.get('threads') != 1)}")]
+    return [*rows, ("device", f"{machine.get('device')}, {machine.get('processor')}, threads: {machine.get('threads')}")]
