@@ -81,6 +81,17 @@ def test_nothing_sticks_out(browser: Any, page: Path, width: int, theme: str) ->
     assert ground == ("rgb(247, 247, 245)" if theme == "light" else "rgb(19, 21, 25)")
 
 
+def test_paper_is_white_and_shows_what_is_folded_even_where_the_screen_is_dark(browser: Any, page: Path) -> None:
+    show(browser, page, 760, "dark")
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": features})
+    colors = browser.execute_script("const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]")
+    folded = browser.execute_script("return document.querySelector('table.spec').getBoundingClientRect().height")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert colors == ["rgb(255, 255, 255)", "rgb(27, 29, 33)"]
+    assert folded > 500
+
+
 def test_all_pictures_are_drawn(browser: Any, page: Path) -> None:
     show(browser, page, 390, "dark")
     widths = browser.execute_script("return [...document.images].map(one => one.naturalWidth)")
