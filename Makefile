@@ -9,6 +9,7 @@ INSTALLED := .venv/installed
 
 demo: $(INSTALLED)
 	$(BIN)/crmatch train digits@4 --baseline
+	$(BIN)/crmatch report runs/digits@4/crmatch/split1-seed0 --out report.html
 
 results: $(INSTALLED)
 	$(BIN)/python benchmarks/results.py

@@ -30,8 +30,9 @@ NOTES = {
     "remixmatch": ("[a]", f"at most two strong views (eight make a step four times as long); {AVERAGES}"),
     "mixmatch": (
         "[c]",
-        "the weight of unlabeled images rises over 40 % of the run, as in USB. In proportion to the published ramp it would be at 100 "
-        "after 16 steps, when guesses are still random; then the network memorizes the labels and answers at random (76 % error).",
+        "the weight of unlabeled images rises over 40 % of the run, as in USB. In proportion to the published ramp it would be "
+        "at 100 after 16 steps, when guesses are still random; the network then memorizes the labels and answers at "
+        "random (76 % error).",
     ),
     "featmatch": ("[d]", "two strong views instead of eight, which make a step five times as long as any other method's."),
     "label_propagation": ("[e]", "keeps its learning rate of two stages, the second of which starts anew."),

@@ -106,3 +106,18 @@ def training_of(spec: Any, data_dir: Path) -> Any:
 
     data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
     return Experiment(spec, *data, choose_runtime("cpu", spec.precision)).training()
+
+
+class Trained(NamedTuple):
+    run: Path
+    data_dir: Path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """One tiny finished run for all analyses."""
+    from finished import stripes_in, train_tiny
+
+    folder = tmp_path_factory.mktemp("trained")
+    data_dir = stripes_in(folder / "data")
+    return Trained(train_tiny(folder / "runs", data_dir), data_dir)

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
     "errors", "files", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training", "evaluation",
-    "config", "recipes", "costs", "results", "experiment", "inference", "suites", "grid", "engines", "report", "display",
-    "stopping", "cli_options", "cli_show", "cli_data", "cli_table", "cli", "__main__",
+    "config", "recipes", "costs", "results", "experiment", "inference", "analysis", "suites", "grid", "engines", "display",
+    "report", "stopping", "cli_options", "cli_show", "cli_data", "cli_table", "cli_figure", "cli_report", "cli", "__main__",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (
@@ -24,6 +24,7 @@ LIGHT = (
     "crmatch.suites", "crmatch.grid", "crmatch.costs", "crmatch.engines", "crmatch.report.tables",
     "crmatch.report.table_formats",
     "crmatch.augment.variants", "crmatch.data.catalog", "crmatch.data.fetch", "crmatch.data.folder", "crmatch.data.preflight",
+    "crmatch.analysis.curves", "crmatch.report.charts", "crmatch.cli_figure", "crmatch.cli_report",
 )  # fmt: skip
 
 

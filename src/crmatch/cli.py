@@ -27,6 +27,7 @@ from crmatch.cli_options import (
     make_spec,
     read_changes,
 )
+from crmatch.cli_report import register
 from crmatch.cli_show import show
 from crmatch.cli_table import table
 from crmatch.errors import CRMatchError
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.add_typer(show, name="show")
 app.add_typer(data, name="data")
 app.command("table")(table)
+register(app)
 
 
 @app.command()

@@ -84,13 +84,7 @@ class Experiment:
                 "unlabeled": spec.plan.unlabeled_batch_size,
                 "extra": spec.method.extra_batch_size,
             },
-            weak=WeakAugmentation(
-                spec.padding,
-                spec.augmentation.mirror,
-                spec.augmentation.padding_mode,
-                spec.augmentation.rotation,
-                spec.augmentation.jitter,
-            ),
+            weak=weak_augmentation(spec),
             policy=build_policy(spec.augmentation.policy, spec.augmentation.variant, spec.augmentation.cutout),
             normalizer=self.normalizer,
             seed=spec.seed,
@@ -140,6 +134,12 @@ class Experiment:
     def evaluated(self, models: Models) -> Network:
         """The model that counts."""
         return models.teacher if self.spec.method.evaluated == "ema" else models.student
+
+
+def weak_augmentation(spec: RunSpec) -> WeakAugmentation:
+    """What the weak views of a run are made of."""
+    chosen = spec.augmentation
+    return WeakAugmentation(spec.padding, chosen.mirror, chosen.padding_mode, chosen.rotation, chosen.jitter)
 
 
 def load_run_data(spec: RunSpec, setting: Setting, data_dir: Path | None = None) -> tuple[DataSet, Split]:

@@ -1,0 +1,97 @@
+"""Geometry of the page's charts: values become places in percent of the plot; the template draws them. Imports no torch.
+
+Plots are drawn in a box of 100 x 100 that stretches with the page while its text, which is HTML, keeps its size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crmatch.analysis.curves import Points
+
+COLORS = 8
+"""Number of series that can be told apart."""
+
+
+class Series(NamedTuple):
+    """A line to draw: its name, (step, value) points, its color 1..`COLORS`, and whether it is dashed."""
+
+    label: str
+    points: Points
+    color: int
+    dashed: bool = False
+
+
+class Tick(NamedTuple):
+    """A mark of an axis: its place in percent from the left or the top, and what it says."""
+
+    place: float
+    text: str
+
+
+class Line(NamedTuple):
+    """A drawn series: its `points` are the attribute of an SVG polyline, `last` is its last value as text."""
+
+    label: str
+    points: str
+    color: int
+    dashed: bool
+    last: str
+
+
+class Chart(NamedTuple):
+    """A chart ready to draw."""
+
+    title: str
+    note: str
+    unit: str
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    lines: list[Line]
+
+
+def line_chart(
+    title: str, series: Sequence[Series], *, unit: str = "%", note: str = "", top: float | None = None
+) -> Chart | None:
+    """A chart of values over steps, from 0 to `top` or a round number above all values; None without a point to draw."""
+    drawn = [one for one in series if one.points]
+    if not drawn:
+        return None
+    steps = [step for one in drawn for step, _ in one.points]
+    values = [value for one in drawn for _, value in one.points if math.isfinite(value)]
+    y_marks = round_marks(min(0.0, *values) if values else 0.0, top or max([*values, 1e-9]))
+    low, high = y_marks[0], y_marks[-1]
+    x_marks = [mark for mark in round_marks(0, max(steps), count=4) if mark <= max(steps)]
+    width = max(steps) or 1
+
+    def place(step: float, value: float) -> str:
+        return f"{100 * step / width:.2f},{100 * (high - value) / (high - low):.2f}"
+
+    lines = []
+    for one in drawn:
+        points = " ".join(place(step, value) for step, value in one.points if math.isfinite(value))
+        lines.append(Line(one.label, points, one.color, one.dashed, _number(one.points[-1][1], unit)))
+    return Chart(
+        title,
+        note,
+        unit,
+        [Tick(100 * mark / width, f"{mark:,.0f}") for mark in x_marks],
+        [Tick(100 * (high - mark) / (high - low), f"{mark:,.10g}") for mark in y_marks],
+        lines,
+    )
+
+
+def round_marks(low: float, high: float, count: int = 4) -> list[float]:
+    """About `count` + 1 round numbers (1, 2 or 5 times a power of ten apart) that reach from `low` to `high` or beyond."""
+    span = max(high - low, 1e-9)
+    power = 10.0 ** math.floor(math.log10(span / count))
+    step = next(factor * power for factor in (1, 2, 5, 10) if span / (factor * power) <= count)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(place * step, 12) for place in range(first, max(last, first + 1) + 1)]
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:.2f} %" if unit == "%" else f"{value:.3g}"

@@ -1,0 +1,153 @@
+"""The paper's figures drawn with matplotlib: t-SNE, training curves, error over the threshold, the teaser's toy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from crmatch.analysis.curves import PSEUDO_LABEL_CURVES, Points, Summary
+from crmatch.errors import DataError, RequestError
+
+if TYPE_CHECKING:
+    from crmatch.analysis.embedding import Embedding
+    from crmatch.analysis.toy import Mode, Toy
+
+COLORS = ("#256abf", "#c2500d", "#1d7f5f", "#8a3fa8", "#56606d", "#b3266b", "#7a6a00", "#0d7d94")
+GRAY = "#b8bcc2"
+CURVE_TITLES = {
+    "pseudo_label_error": "Error of all pseudo-labels, %",
+    "contributing_error": "Error of contributing images, %",
+    "mask_rate": "Share of contributing images, %",
+}
+TOY_TITLES: dict[Mode, str] = {
+    "none": "no feature distance",
+    "pull": "pulled together (CR-Inv)",
+    "push": "pushed apart (CR-Equiv)",
+}
+
+
+def draw_curves(runs: Mapping[str, Mapping[str, Points]], out: Path) -> None:
+    """The paper's three curves, one above the other; `runs` maps a run's name to its curves."""
+    figure = Figure(figsize=(7, 8), layout="constrained")
+    panels = figure.subplots(len(PSEUDO_LABEL_CURVES), 1, sharex=True)
+    for panel, key in zip(panels, PSEUDO_LABEL_CURVES, strict=True):
+        for place, (name, curves) in enumerate(runs.items()):
+            steps, values = zip(*curves[key], strict=True) if key in curves else ((), ())
+            panel.plot(steps, values, color=COLORS[place % len(COLORS)], label=name, linewidth=1.6)
+        panel.set_title(CURVE_TITLES[key], loc="left", fontsize=11)
+        panel.set_ylim(bottom=0)
+        _plain(panel)
+    panels[-1].set_xlabel("training steps")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", fontsize=9, frameon=False)
+    _save(figure, out)
+
+
+def draw_threshold(errors: Mapping[float, Summary], title: str, out: Path) -> None:
+    """Test error over the confidence threshold, with deviations over splits where there are several."""
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    panel = figure.subplots()
+    summaries = list(errors.values())
+    panel.errorbar(
+        list(errors),
+        [one.mean for one in summaries],
+        yerr=[one.std for one in summaries],
+        color=COLORS[0],
+        marker="o",
+        capsize=3,
+        linewidth=1.6,
+    )
+    counts = sorted({one.n for one in summaries})
+    panel.set_title(f"{title}, n = {' to '.join(map(str, counts[:: max(len(counts) - 1, 1)]))}", loc="left", fontsize=11)
+    panel.set_xlabel("confidence threshold")
+    panel.set_ylabel("test error, %")
+    panel.set_ylim(bottom=0)
+    _plain(panel)
+    _save(figure, out)
+
+
+def draw_embedding(embedding: Embedding, out: Path) -> None:
+    """t-SNE of several models side by side, points in the colors of their classes, gray where the class is unknown."""
+    count = len(embedding.points)
+    figure = Figure(figsize=(4.6 * count, 5.2), layout="constrained")
+    panels = figure.subplots(1, count, squeeze=False)[0]
+    names = embedding.class_names
+    palette = colormaps["tab10" if len(names) <= 10 else "turbo"]
+    shades = [palette(place if len(names) <= 10 else place / (len(names) - 1)) for place in range(len(names))]
+    for panel, points, title in zip(panels, embedding.points, embedding.titles, strict=True):
+        unknown = embedding.labels < 0
+        panel.scatter(*points[unknown].T, s=6, color=GRAY)
+        for place, shade in enumerate(shades):
+            panel.scatter(*points[embedding.labels == place].T, s=9, color=shade, linewidths=0)
+        panel.set_title(title, fontsize=10)
+        panel.set(xticks=[], yticks=[])
+    if len(names) <= 20:
+        handles = [
+            Line2D([], [], marker="o", linestyle="", color=shade, label=_text(name))
+            for name, shade in zip(names, shades, strict=True)
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 5 * count), fontsize=9, frameon=False)
+    _save(figure, out)
+
+
+def draw_teaser(toys: Mapping[Mode, Toy], errors: Mapping[Mode, Summary], out: Path) -> None:
+    """Features of the toy: circles of weak, stars of strong views, colored by class, and the boundary between classes."""
+    figure = Figure(figsize=(4 * len(toys), 4.4), layout="constrained")
+    for panel, (mode, toy) in zip(figure.subplots(1, len(toys)), toys.items(), strict=True):
+        every = np.concatenate([toy.weak, toy.strong])
+        low, high = every.min(axis=0), every.max(axis=0)
+        margin = 0.06 * (high - low)
+        panel.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
+        for label, color in enumerate(COLORS[:2]):
+            of_class = toy.labels == label
+            panel.scatter(*toy.strong[of_class].T, marker="*", s=26, color=color, alpha=0.45, linewidths=0)
+            panel.scatter(*toy.weak[of_class].T, marker="o", s=13, color=color, edgecolors="white", linewidths=0.4)
+        _boundary(panel, toy.boundary)
+        summary = errors[mode]
+        panel.set_title(
+            f"{TOY_TITLES[mode]}\ntest error {summary.mean:.1f} ± {summary.std:.1f} %, n = {summary.n}", fontsize=10
+        )
+        panel.set(xticks=[], yticks=[])
+    shapes = {"weak view": "o", "strong view": "*"}
+    handles = [Line2D([], [], marker=marker, linestyle="", color=COLORS[4], label=name) for name, marker in shapes.items()]
+    handles.append(Line2D([], [], color="black", label="decision boundary"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    _save(figure, out)
+
+
+def _boundary(panel: Axes, plane: NDArray[np.float64]) -> None:
+    """The line a x + b y + c = 0, through its point nearest to the origin."""
+    a, b, c = plane.tolist()
+    square = a * a + b * b
+    if square:
+        nearest = (-a * c / square, -b * c / square)
+        panel.axline(nearest, (nearest[0] - b, nearest[1] + a), color="black", linewidth=1.4)
+
+
+def _plain(panel: Axes) -> None:
+    panel.grid(color="#e4e4e0", linewidth=0.8)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _text(name: str) -> str:
+    """A name as it is: matplotlib would read `$` as mathematics and hide what begins with `_`."""
+    return f" {name}".replace("$", r"\$")
+
+
+def _save(figure: Figure, out: Path) -> None:
+    """Write the figure in the format of its name."""
+    known = figure.canvas.get_supported_filetypes()
+    if out.suffix[1:].lower() not in known:
+        raise RequestError(f"--out {out} names no format of pictures.\nUse .png, .svg or .pdf.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=150)
+    except OSError as error:
+        raise DataError(f"cannot write {out}: {error.strerror or error}.\nChoose another --out.") from error

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from conftest import Outcome
+from crmatch.analysis import toy
+from crmatch.analysis.curves import class_spread, find_runs, read_record, summarize, threshold_curve
+from crmatch.analysis.embedding import embed
+from crmatch.config import replace
+from crmatch.errors import CRMatchError, DataError, RequestError
+from finished import stripes_in, train_tiny
+
+Command = Callable[..., Outcome]
+
+
+def test_curves_are_those_of_the_metrics(crmatch: Command, trained: tuple[Path, Path], tmp_path: Path) -> None:
+    run = trained[0]
+    answer = json.loads(crmatch("figure", "curves", run, "--out", tmp_path / "c.png", "--json").out)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for key in ("pseudo_label_error", "contributing_error", "mask_rate"):
+        expected = [[line["step"], line[key]] for line in lines if line[key] is not None]
+        assert answer["curves"][str(run)].get(key, []) == expected
+    with Image.open(tmp_path / "c.png") as picture:
+        assert min(picture.size) > 500
+
+
+def test_a_run_without_pseudo_labels_has_no_curves(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
+    run = train_tiny(tmp_path / "runs", stripes, "supervised")
+    outcome = crmatch("figure", "curves", run, "--out", tmp_path / "c.png")
+    assert outcome.code == 2
+    assert "has no pseudo-label curves" in outcome.err
+
+
+def test_error_over_threshold_is_grouped_over_splits(trained: tuple[Path, Path]) -> None:
+    record = read_record(trained[0])
+
+    def changed(error: float, **keys: object) -> object:
+        errors = record.ema.model_copy(update={"last": error})
+        return record.model_copy(update={"ema": errors, "spec": replace(record.spec, **keys)})
+
+    records = [
+        changed(30.0, **{"method.threshold": 0.97}),
+        changed(10.0, **{"method.threshold": 0.9}),
+        changed(14.0, **{"method.threshold": 0.9, "split": 2}),
+    ]
+    curve = threshold_curve(records)
+    assert list(curve) == [0.9, 0.97]
+    assert curve[0.9] == (12.0, pytest.approx(8**0.5), 2)
+    assert curve[0.97] == (30.0, 0.0, 1)
+    with pytest.raises(RequestError, match=r"threshold, split and seed only, found plan\.steps"):
+        threshold_curve([*records, changed(1.0, **{"plan.steps": 21})])
+
+
+def test_the_threshold_figure_is_drawn(crmatch: Command, trained: tuple[Path, Path], tmp_path: Path) -> None:
+    outcome = crmatch("figure", "threshold", trained[0], "--out", tmp_path / "deep" / "t.svg")
+    assert outcome.code == 0, outcome.err
+    assert "<svg" in (tmp_path / "deep" / "t.svg").read_text()
+
+
+def test_an_unknown_format_is_refused(crmatch: Command, trained: tuple[Path, Path], tmp_path: Path) -> None:
+    outcome = crmatch("figure", "threshold", trained[0], "--out", tmp_path / "t.xyz")
+    assert outcome.code == 2
+    assert "Use .png, .svg or .pdf" in outcome.err
+
+
+def test_tsne_shows_the_same_unlabeled_images_for_all_models(
+    crmatch: Command, trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run, data_dir = trained
+    out = tmp_path / "t.png"
+    answer = json.loads(crmatch("figure", "tsne", run, run, "--data-dir", data_dir, "--out", out, "--json").out)
+    assert answer["images"] == 30
+    assert out.stat().st_size > 1000
+    two = embed([run, run], ["stripe 2", "stripe 0"], data_dir=data_dir)
+    assert np.array_equal(two.points[0], two.points[1])
+    assert np.bincount(two.labels).tolist() == [10, 10]
+    assert two.class_names == ["stripe 2", "stripe 0"]
+    with pytest.raises(RequestError, match="Did you mean 'stripe 1'"):
+        embed([run], ["strip 1"], data_dir=data_dir)
+
+
+def test_models_of_other_images_are_not_compared(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    run, data_dir = trained
+    other = train_tiny(tmp_path / "runs", data_dir, split=2)
+    with pytest.raises(RequestError, match="other unlabeled images"):
+        embed([run, other], data_dir=data_dir)
+
+
+def test_the_toy_is_pulled_and_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weak and strong features of a point lie closer when pulled than when pushed, relative to the size of the whole."""
+    monkeypatch.setattr(toy, "STEPS", 250)
+
+    def distance(mode: toy.Mode) -> float:
+        trained = toy.train_toy(mode)
+        between = np.linalg.norm(trained.weak - trained.strong, axis=1).mean()
+        return float(between / np.concatenate([trained.weak, trained.strong]).std())
+
+    assert distance("pull") < distance("push")
+    same = toy.train_toy("push")
+    assert np.array_equal(same.weak, toy.train_toy("push").weak)
+    assert same.error < 50
+
+
+def test_the_toys_boundary_is_where_its_classes_are_equally_probable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "STEPS", 60)
+    trained = toy.train_toy("none")
+    side = trained.weak @ trained.boundary[:2] + trained.boundary[2]
+    agreement = np.mean((side > 0) == (trained.labels == 1))
+    assert agreement > 0.6
+
+
+def test_the_teaser_is_drawn(crmatch: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(toy, "STEPS", 20)
+    answer = json.loads(crmatch("figure", "teaser", "--seeds", 2, "--out", tmp_path / "t.png", "--json").out)
+    assert {mode: one["n"] for mode, one in answer["errors"].items()} == {"none": 2, "pull": 2, "push": 2}
+    with Image.open(tmp_path / "t.png") as picture:
+        assert picture.width > 2 * picture.height
+
+
+def test_spread_over_classes_is_that_of_a_population() -> None:
+    assert class_spread([10.0, None, 30.0, 50.0]) == pytest.approx((2 * 400 / 3) ** 0.5)
+    assert class_spread([]) is None
+    assert summarize([3.0]) == (3.0, 0.0, 1)
+
+
+def test_runs_are_found_below_directories_each_once(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    run = trained[0]
+    assert find_runs([run.parent.parent, run]) == [run]
+    with pytest.raises(DataError, match="no finished run"):
+        find_runs([tmp_path])
+    with pytest.raises(CRMatchError, match="no finished run"):
+        read_record(stripes_in(tmp_path / "data"))
