@@ -42,7 +42,7 @@ def test_the_page_has_the_records_numbers_and_both_commands(crmatch: Command, tr
     for text in ("Confusion", "Error by class", "Pseudo-label quality", "Least certain images", "Calibration", "Loss terms"):
         assert text in page
     assert f"crmatch report {trained.run}" in page
-    assert "crmatch train stripes@2 --method crmatch --recipe quick" in page
+    assert "crmatch train stripes@2" in page
     assert "--set network.filters=4" in page
     assert record.machine["versions"]["torch"] in page
     assert "<script" not in page
