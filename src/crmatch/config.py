@@ -48,6 +48,8 @@ class AugmentationSpec(Frozen):
     """Which RandAugment."""
     cutout: bool = True
     """Whether a gray square ends every strong view (ReMixMatch and FeatMatch have none)."""
+    geometry: bool = True
+    """Whether strong views may move pixels (rotate, shear, translate, rescale); not where images have no geometry."""
 
 
 def _as_method(value: Any) -> Any:

@@ -10,11 +10,9 @@ from torch import Tensor
 from crmatch.augment.cutout import GRAY, cut_out_, draw_boxes
 from crmatch.augment.magnitudes import MagnitudeTable
 from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_draws, check_images
-from crmatch.augment.variants import HIGHEST_LEVEL, LEVEL_SCALE, RANDAUGMENT_OPERATIONS, VARIANTS
+from crmatch.augment.variants import GEOMETRIC, HIGHEST_LEVEL, LEVEL_SCALE, RANDAUGMENT_OPERATIONS, VARIANTS
 
 _IDENTITY = OPERATION_NAMES.index("identity")
-_POOL = torch.tensor([OPERATION_NAMES.index(name) for name in RANDAUGMENT_OPERATIONS])
-_SIGNED = torch.tensor([OPERATIONS[name].signed for name in RANDAUGMENT_OPERATIONS])
 _WARPS = torch.tensor([operation.family in ("warp", "slide") for operation in OPERATIONS.values()])
 _KEEP_ALPHA = torch.tensor([operation.family in ("", "warp", "slide", "enhance") for operation in OPERATIONS.values()])
 
@@ -38,30 +36,39 @@ class Draws(NamedTuple):
 class RandAugment:
     """The strong policy of the paper and of the FixMatch family."""
 
-    def __init__(self, variant: str = "paper", final_cutout: bool = True) -> None:
-        """Build the policy; `variant` is a key of `VARIANTS`, `final_cutout` keeps or drops the square at the end."""
+    def __init__(self, variant: str = "paper", final_cutout: bool = True, geometry: bool = True) -> None:
+        """Build the policy.
+
+        Args:
+            variant: a key of `VARIANTS`.
+            final_cutout: keeps or drops the square at the end.
+            geometry: keeps or drops the operations that move pixels.
+        """
         if variant not in VARIANTS:
             raise ValueError(f"unknown RandAugment variant {variant!r}; known: {', '.join(VARIANTS)}")
         self.variant = VARIANTS[variant]
         self.final_cutout = final_cutout
-        self._magnitudes = MagnitudeTable(RANDAUGMENT_OPERATIONS, self.variant.magnitudes)
+        names = [name for name in RANDAUGMENT_OPERATIONS if geometry or name not in GEOMETRIC]
+        self._pool = torch.tensor([OPERATION_NAMES.index(name) for name in names])
+        self._signed = torch.tensor([OPERATIONS[name].signed for name in names])
+        self._magnitudes = MagnitudeTable(names, self.variant.magnitudes)
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
         """Draw operations, values and boxes for `count` images of `height` x `width` pixels."""
         variant = self.variant
         shape = (count, variant.num_ops)
-        choice = torch.randint(len(_POOL), shape, generator=generator)
+        choice = torch.randint(len(self._pool), shape, generator=generator)
         applied = torch.rand(shape, generator=generator, dtype=torch.float32) < variant.apply_probability
         if variant.strength == "level":
             levels = torch.randint(1, HIGHEST_LEVEL + 1, shape, generator=generator)
             negative = torch.rand(shape, generator=generator, dtype=torch.float32) < 0.5
             values = self._magnitudes.values(choice, levels.double(), height, width, scale=LEVEL_SCALE)
-            values = torch.where(negative & _SIGNED[choice], -values, values)
+            values = torch.where(negative & self._signed[choice], -values, values)
         else:
             strengths = torch.rand(shape, generator=generator, dtype=torch.float64)
             values = self._magnitudes.values(choice, strengths, height, width)
         boxes = draw_boxes(variant.cutout, count, height, width, generator)
-        return Draws(_POOL[choice], values, applied, boxes)
+        return Draws(self._pool[choice], values, applied, boxes)
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """The strong views of `images`: uint8 (N, C, H, W) to the same, contiguous."""

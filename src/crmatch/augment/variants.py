@@ -26,6 +26,8 @@ RANDAUGMENT_OPERATIONS = (
     "translate_x",
     "translate_y",
 )
+GEOMETRIC = frozenset(("rescale", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"))
+"""Operations that move pixels; they make no sense where neighboring pixels have nothing to do with each other."""
 HIGHEST_LEVEL = 9
 LEVEL_SCALE = 10
 

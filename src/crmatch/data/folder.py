@@ -342,6 +342,7 @@ def load_folder(index: FolderIndex, image_size: int | None, cache_dir: Path, pro
     import torch
 
     from crmatch.data.images import ImageSet
+    from crmatch.data.splits import given_split
 
     decoded = read_folder(index, image_size, cache_dir, progress)
     labels = index.labels[decoded.rows]
@@ -355,13 +356,12 @@ def load_folder(index: FolderIndex, image_size: int | None, cache_dir: Path, pro
         )
     images = torch.from_numpy(decoded.pixels).permute(0, 3, 1, 2)
     known = torch.from_numpy(labels)
-    order = torch.from_numpy(np.argsort(labels[:training], kind="stable"))
-    unlabeled = int((labels[:training] == UNLABELED).sum())
+    split = given_split(known[:training], "remaining")
     return FolderData(
         train=ImageSet(images[:training], known[:training], index.class_names),
         test=ImageSet(images[training:], known[training:], index.class_names) if training < len(paths) else None,
-        labeled_rows=order[unlabeled:],
-        unlabeled_rows=order[:unlabeled],
+        labeled_rows=split.labeled,
+        unlabeled_rows=split.unlabeled,
         train_paths=paths[:training],
         test_paths=paths[training:],
         broken=tuple(Named(index.paths[row], reason) for row, reason in sorted(decoded.broken.items())),
