@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import check_classifiers_classes, parametrize_with_checks
 
 from crmatch.estimator import EXPECTED_FAILED_CHECKS, CRMatchClassifier
 
 TINY = {
-    "network.filters": 4, "network.scales": 1, "plan.labeled_batch_size": 16, "plan.unlabeled_batch_size": 16,
-    "plan.evaluate_every": 30, "plan.log_every": 30, "plan.checkpoint_every": 30, "precision": "fp64",
+    "network.filters": 8, "network.scales": 1, "network.norm_momentum": 0.3, "method.threshold": 0.99, "precision": "fp64",
+    "plan.labeled_batch_size": 64, "plan.unlabeled_batch_size": 16, "plan.learning_rate": 0.3, "plan.ema_decay": 0.8,
+    "plan.evaluate_every": 30, "plan.log_every": 30, "plan.checkpoint_every": 30,
 }  # fmt: skip
 
 
-def tiny(**changes: Any) -> CRMatchClassifier:
-    return CRMatchClassifier(steps=30, options={**TINY, **changes}, device="cpu")
+def tiny() -> CRMatchClassifier:
+    return CRMatchClassifier(steps=30, options=TINY, device="cpu")
 
 
 @parametrize_with_checks([tiny()], expected_failed_checks=lambda estimator: EXPECTED_FAILED_CHECKS, xfail_strict=True)
 def test_scikit_learns_checks_pass(estimator: CRMatchClassifier, check: Callable[[CRMatchClassifier], None]) -> None:
     check(estimator)
+
+
+def test_the_one_expected_failure_is_about_the_label_minus_one_only() -> None:
+    """scikit-learn's check spares its own semi-supervised estimators the class -1, by their names."""
+    exempted = type("SelfTrainingClassifier", (CRMatchClassifier,), {})
+    check_classifiers_classes("SelfTrainingClassifier", exempted(**tiny().get_params()))
+
+
+def test_expected_failures_are_few_and_published() -> None:
+    assert len(EXPECTED_FAILED_CHECKS) <= 8
+    page = (Path(__file__).parents[1] / "docs" / "estimator.md").read_text()
+    for name, reason in EXPECTED_FAILED_CHECKS.items():
+        assert f"| `{name}` | {reason} |" in page
