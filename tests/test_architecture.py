@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
     "errors", "files", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training", "evaluation",
-    "config", "recipes", "results", "model_card", "experiment", "inference", "export", "suggestions", "report", "display",
-    "estimator_inputs", "estimator", "cli_options", "cli_show", "cli_data", "cli_use", "cli", "__main__",
+    "config", "recipes", "results", "model_card", "experiment", "inference", "prediction", "export", "beliefs", "report",
+    "display", "estimator_inputs", "estimator", "cli_options", "cli_show", "cli_data", "cli_use", "cli", "__main__",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (
