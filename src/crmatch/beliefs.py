@@ -114,7 +114,7 @@ def believe(model: Model, spec: RunSpec, train: ImageSet, split: Split) -> Belie
         views = weak_views(images, spec.padding, chosen.mirror, generator(0, "beliefs/weak", view))
         if view < WEAK_VIEWS:
             weak = weak + _outputs(model, views)[0] / WEAK_VIEWS
-        draws = policy.draw(len(views), *views.shape[2:], generator(0, "beliefs/strong", view))
+        draws = policy.draw(len(views), views.shape[2], views.shape[3], generator(0, "beliefs/strong", view))
         strong = strong + _outputs(model, policy.apply(views, draws))[0] / STRONG_VIEWS
     _, labeled_features = _outputs(model, train.images[split.labeled])
     return Beliefs(
@@ -169,7 +169,7 @@ def _surprise(probabilities: Tensor, features: Tensor, labeled_features: Tensor,
 @torch.inference_mode()
 def _outputs(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities (N, K) and features of length 1 (N, D) of uint8 images at the model's size."""
-    parts = [model.network(model.normalizer(part)) for part in images.split(BATCH)]
+    parts = [model.network(model.normalizer(part)) for part in torch.split(images, BATCH)]
     logits = torch.cat([part.logits for part in parts])
     features = torch.cat([part.features for part in parts])
     return logits.softmax(dim=1), torch.nn.functional.normalize(features, dim=1)

@@ -28,7 +28,7 @@ from crmatch.cli_options import (
     read_changes,
 )
 from crmatch.cli_show import show
-from crmatch.cli_use import export, predict
+from crmatch.cli_use import export, predict, review, suggest
 from crmatch.errors import CRMatchError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ app = typer.Typer(
 )
 app.add_typer(show, name="show")
 app.add_typer(data, name="data")
-for command in (predict, export):
+for command in (predict, export, review, suggest):
     app.command()(command)
 
 

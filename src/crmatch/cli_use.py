@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from crmatch.cli_options import DataDirOption, JsonOption
+from crmatch.cli_options import DataDirOption, JsonOption, print_rows
 from crmatch.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -77,6 +78,37 @@ def export(
         size, channels = model.image_size, model.channels
         typer.echo(f"{target}: uint8 (N, {channels}, {size}, {size}) -> probabilities (N, {len(model.class_names)})")
         typer.echo(f"largest difference from the model on {len(images):,} images ({kind}): {difference:.2g}")
+
+
+def review(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("review.html"),
+    most: Annotated[int | None, typer.Option("--most", min=1, help="Only this many, the least certain (default: all).")] = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Write a page of the unlabeled pictures with what the model believes, to confirm and correct labels."""
+    from crmatch.beliefs import read_run
+    from crmatch.report.review import write_review
+
+    reviewed = read_run(run, data_dir)
+    count = write_review(reviewed, out, most)
+    typer.echo(f"{count:,} pictures to review: {out}")
+    where = reviewed.spec.data.folder or reviewed.spec.setting
+    typer.echo(f"Open it in a browser, download labels.csv, then: crmatch train {shlex.quote(where)} --labels labels.csv")
+
+
+def suggest(
+    run: RunArgument,
+    count: Annotated[int, typer.Option("-n", min=1, help="How many pictures.")] = 20,
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Say which unlabeled pictures are worth labeling next, and why."""
+    from crmatch.beliefs import read_run
+    from crmatch.beliefs import suggest as choose
+
+    found = choose(read_run(run, data_dir), count)
+    print_rows([{"picture": item.name, "why": item.reason} for item in found], json_)
 
 
 def _images_to_check(run: Path, model: Model, data_dir: Path | None) -> tuple[Tensor, str]:

@@ -21,6 +21,7 @@ from crmatch.augment.views import Batch
 from crmatch.config import NUMERICS, RunSpec, differences
 from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
+from crmatch.data.more_labels import add_labels
 from crmatch.data.sets import load_data
 from crmatch.data.settings import Setting, default_data_dir
 from crmatch.data.splits import Split, describe_split, given_split, keep_split, make_split
@@ -175,7 +176,8 @@ def load_run_data(spec: RunSpec, setting: Setting, data_dir: Path | None = None)
     if setting.folder is None:
         data = load_data(setting.data, data_dir, spec.data.image_size)
         rule, unlabeled = spec.data.split_rule, spec.data.unlabeled
-        return data, make_split(data, setting.labels_per_class, spec.split, rule, unlabeled)
+        split = make_split(data, setting.labels_per_class, spec.split, rule, unlabeled)
+        return add_labels(data, split, setting.labels_file) if setting.labels_file else (data, split)
     cache = (data_dir or default_data_dir()) / "folders"
     pictures = load_folder(scan_folder(setting.folder, setting.labels_file), spec.data.image_size, cache)
     split = given_split(pictures.train.labels, spec.data.unlabeled)
