@@ -42,9 +42,6 @@ def write_review(run: ReviewedRun, out: Path, most: int | None = None) -> int:
     title = f"{METHODS[spec.method.name].title} on {spec.setting}"
     labels = f"{len(run.split.labeled):,} labels, {len(run.beliefs.rows):,} unlabeled images"
     templates = Environment(loader=PackageLoader("crmatch.report"), autoescape=True)
-    source = {
-        name: Path(__file__).with_name("templates").joinpath(f"review.{name}").read_text("utf-8") for name in ("css", "js")
-    }
     page = templates.get_template("review.html").render(title=title, labels=labels, data=data)
     write_file(out, page.encode())
     return len(order)
@@ -92,5 +89,5 @@ def _thumbnails(run: ReviewedRun, rows: list[int]) -> list[str]:
 def _encoded(pixels: NDArray[np.uint8], lossless: bool) -> str:
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else np.ascontiguousarray(pixels))
     file = io.BytesIO()
-    picture.convert("RGB").save(file, "WEBP", lossless=lossless, quality=60)
+    picture.convert("RGB").save(file, "WEBP", lossless=lossless, quality=60, method=1)
     return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
