@@ -218,7 +218,7 @@ def test_a_folders_review_keeps_the_labels_it_was_trained_with(crmatch: Command,
         Image.fromarray(pixels).save(place / f"{number:02d}.jpg")
     labels = tmp_path / "labels.csv"
     labels.write_text("path,label\nunlabeled/07.jpg,green\n")
-    arguments = ["--out", tmp_path / "runs", "--data-dir", tmp_path / "cache", *SHORT, "--json"]
+    arguments = ["--out", tmp_path / "runs", "--data-dir", tmp_path / "cache", *SHORT, "--no-baseline", "--json"]
     runs = [json.loads(crmatch("train", folder, *more, *arguments).out) for more in ([], ["--labels", labels])]
     assert runs[1]["labeled_images"] == runs[0]["labeled_images"] + 1
     assert runs[0]["run"] != runs[1]["run"]
