@@ -90,7 +90,7 @@ def main() -> None:
             print(lines[-1], flush=True)
     table = "\n".join(["| network | bare forward, images/s | predict, pictures/s | share |", "|---|---|---|---|", *lines])
     about = (
-        f"{options.pictures:,} PNG pictures of {SIDE}x{SIDE} pixels, decoded by worker processes while the network computes; against\n"
+        f"{options.pictures:,} PNG pictures of {SIDE}x{SIDE} pixels, decoded by workers while the network computes; against\n"
         f"the network alone on pixels in memory, in the same batches of {BATCH}. Median of {options.rounds} rounds in turns,\n"
         f"{torch.get_num_threads()} threads. Made by `python benchmarks/predict.py`."
     )
