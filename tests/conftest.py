@@ -121,3 +121,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trained")
     data_dir = stripes_in(folder / "data")
     return Trained(train_tiny(folder / "runs", data_dir), data_dir)
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run on digits@4."""
+    from crmatch.experiment import run
+    from crmatch.recipes import setting_of
+    from crmatch.results import run_directory
+
+    out = tmp_path_factory.mktemp("runs")
+    spec = tiny_spec(out, setting="digits@4", **{"network.filters": 8, "plan.evaluate_every": 20})
+    run(spec, out, device="cpu")
+    return run_directory(out, spec, setting_of(spec)).path

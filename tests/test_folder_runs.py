@@ -54,7 +54,8 @@ def exported(digits: tuple[DataSet, Split], tmp_path: Path) -> Path:
 
 
 def trained(crmatch: Command, tmp_path: Path, *arguments: object) -> Path:
-    outcome = crmatch("train", *arguments, "--out", tmp_path / "runs", "--data-dir", tmp_path / "cache", *SETTINGS, "--json")
+    places = ["--out", tmp_path / "runs", "--data-dir", tmp_path / "cache"]
+    outcome = crmatch("train", *arguments, *places, *SETTINGS, "--no-baseline", "--json")
     assert outcome.code == 0, outcome.err
     return Path(json.loads(outcome.out)["run"])
 
@@ -116,6 +117,7 @@ def test_photos_are_cropped_and_it_is_said(crmatch: Command, photos: Path, tmp_p
     assert "center" in outcome.err
     assert "there is no test set" in outcome.out
     assert "CR-Match on photos" in outcome.out
+    assert "Supervised only on photos" in outcome.out
 
 
 def test_check_reports_a_folder_in_words_and_as_json(crmatch: Command, photos: Path, tmp_path: Path) -> None:
@@ -146,11 +148,11 @@ def test_folders_that_cannot_be_trained_on_say_why(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_is_not_there_and_labels_without_a_folder_are_refused(crmatch: Command, tmp_path: Path) -> None:
+def test_a_folder_or_labels_that_are_not_there_are_refused(crmatch: Command, tmp_path: Path) -> None:
     assert crmatch("train", tmp_path / "nowhere").code == 2
-    outcome = crmatch("train", "digits@4", "--labels", "labels.csv")
+    outcome = crmatch("train", "digits@4", "--labels", tmp_path / "labels.csv")
     assert outcome.code == 2
-    assert "--labels goes with a folder" in outcome.err
+    assert "header path,label" in outcome.err
 
 
 def test_a_labels_file_adds_labels_for_the_next_run(crmatch: Command, photos: Path, tmp_path: Path) -> None:
@@ -159,6 +161,8 @@ def test_a_labels_file_adds_labels_for_the_next_run(crmatch: Command, photos: Pa
     run = trained(crmatch, tmp_path, photos, "--labels", labels)
     record = json.loads((run / "record.json").read_text())
     assert (record["labeled_images"], record["unlabeled_images"]) == (8, 16)
+    labels.write_text("path,label\nunlabeled/07.jpg,green\n")
+    assert trained(crmatch, tmp_path, photos, "--labels", labels) != run, "other labels are another run"
 
 
 def test_data_split_writes_five_files_once(crmatch: Command, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "CRMatchClassifier": "crmatch.estimator",
     "RunRecord": "crmatch.results",
     "RunSpec": "crmatch.config",
     "load": "crmatch.inference",

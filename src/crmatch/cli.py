@@ -30,6 +30,7 @@ from crmatch.cli_options import (
 from crmatch.cli_report import register
 from crmatch.cli_show import show
 from crmatch.cli_table import table
+from crmatch.cli_use import export, predict, review, suggest
 from crmatch.errors import CRMatchError
 from crmatch.stopping import StopRequest
 
@@ -48,6 +49,8 @@ app.add_typer(show, name="show")
 app.add_typer(data, name="data")
 app.command("table")(table)
 register(app)
+for command in (predict, export, review, suggest):
+    app.command()(command)
 
 
 @app.command()
@@ -62,8 +65,9 @@ def train(
     image_size: ImageSizeOption = None,
     labels: LabelsOption = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline/--no-baseline", help="Also train supervised-only on the same labels.")
-    ] = False,
+        bool | None,
+        typer.Option("--baseline/--no-baseline", help="Also train supervised-only on the same labels (default: for folders)."),
+    ] = None,
     data_dir: DataDirOption = None,
     out: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path("runs"),
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
@@ -81,6 +85,8 @@ def train(
     options = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size}
     changes = read_changes(config, set_, {**options, "precision": precision, "split": split, "seed": seed})
     specs = [make_spec(setting, method, recipe, data_dir, changes, labels)]
+    if baseline is None:
+        baseline = specs[0].data.folder is not None
     if baseline and method != "supervised":
         shared = {key: value for key, value in changes.items() if key != "method" and not key.startswith("method.")}
         specs.append(make_spec(setting, "supervised", recipe, data_dir, shared, labels))
@@ -174,6 +180,8 @@ def _look_at_pictures(spec: RunSpec, data_dir: Path | None, quiet: bool) -> None
         decoded = read_folder(index, spec.data.image_size, (data_dir or default_data_dir()) / "folders", progress)
     if not quiet:
         typer.echo("\n".join(preflight(index, decoded).lines()), err=True)
+        if spec.augmentation.mirror:
+            typer.echo("mirror images count as the same class; not so with text? --set augmentation.mirror=false", err=True)
 
 
 def _directory(spec: RunSpec, out: Path, data_dir: Path | None) -> Path:

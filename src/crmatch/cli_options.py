@@ -20,7 +20,8 @@ SettingArgument = Annotated[
     ),
 ]
 LabelsOption = Annotated[
-    Path | None, typer.Option("--labels", help="CSV file with path,label for a folder of pictures; wins over its own.")
+    Path | None,
+    typer.Option("--labels", help="CSV file with path,label, as crmatch review writes it; wins over a folder's own."),
 ]
 MethodOption = Annotated[str, typer.Option("--method", "-m", help="Method; crmatch show methods lists them.")]
 RecipeOption = Annotated[

@@ -26,7 +26,9 @@ class DataSpec(Frozen):
     folder: str | None = None
     """A folder of pictures of one's own; None: the data set that the setting names."""
     labels_file: str | None = None
-    """A labels.csv that comes before the folder's own."""
+    """A labels.csv that comes before the folder's own, or that adds labels to those of a setting."""
+    labels_checksum: str | None = None
+    """8 hex digits of that file's content, so that new labels are a new run."""
     image_size: int = Field(32, ge=8, le=512)
     unlabeled: Literal["remaining", "all"] = "remaining"
     """Whether the labeled images are among the unlabeled ones."""
@@ -54,6 +56,8 @@ class AugmentationSpec(Frozen):
     """Which RandAugment."""
     cutout: bool = True
     """Whether a gray square ends every strong view (ReMixMatch and FeatMatch have none)."""
+    geometry: bool = True
+    """Whether strong views may move pixels (rotate, shear, translate, rescale); not where images have no geometry."""
 
 
 def _as_method(value: Any) -> Any:

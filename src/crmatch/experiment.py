@@ -22,13 +22,15 @@ from crmatch.augment.weak import WeakAugmentation
 from crmatch.config import NUMERICS, RunSpec, differences
 from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
+from crmatch.data.more_labels import add_labels
 from crmatch.data.sets import load_data
 from crmatch.data.settings import Setting, default_data_dir
-from crmatch.data.splits import Split, describe_split, keep_split, make_split
+from crmatch.data.splits import Split, describe_split, given_split, keep_split, make_split
 from crmatch.errors import DataError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
 from crmatch.files import checksum, read_json, write_file, write_json
 from crmatch.methods.base import LossTerms, Models
+from crmatch.model_card import model_card
 from crmatch.networks.build import build_network
 from crmatch.networks.outputs import Network
 from crmatch.recipes import setting_of
@@ -73,6 +75,7 @@ class Experiment:
     def batches(self) -> BatchMaker:
         """The maker of the run's batches."""
         spec, device = self.spec, self.runtime.device
+        chosen = spec.augmentation
         return BatchMaker(
             images=self.data.train.images.to(device),
             labels=self.data.train.labels.to(device),
@@ -85,7 +88,7 @@ class Experiment:
                 "extra": spec.method.extra_batch_size,
             },
             weak=weak_augmentation(spec),
-            policy=build_policy(spec.augmentation.policy, spec.augmentation.variant, spec.augmentation.cutout),
+            policy=build_policy(chosen.policy, chosen.variant, chosen.cutout, chosen.geometry),
             normalizer=self.normalizer,
             seed=spec.seed,
         )
@@ -135,6 +138,40 @@ class Experiment:
         """The model that counts."""
         return models.teacher if self.spec.method.evaluated == "ema" else models.student
 
+    def observers(self, log: Callable[[Curves], None], **others: Any) -> Observers:
+        """Observers that evaluate on the test set and hand finished lines of curves to `log`."""
+
+        def finish(line: Curves) -> None:
+            if "count/used" in line:
+                line |= pseudo_label_quality(line)
+            log({key: value for key, value in line.items() if not key.startswith("count/")})
+
+        return Observers(log=finish, evaluate=self.evaluate, observe=self.observe, **others)
+
+    def deployed(self, models: Models, error: float | None = None) -> tuple[bytes, dict[str, Any]]:
+        """What prediction needs: the content of `model.safetensors` and of `config.json`."""
+        spec, train_set, test = self.spec, self.data.train, self.data.test
+        network = self.evaluated(models)
+        weights = safetensors.torch.save(network.deployed_state())
+        config = {
+            "format": 1,
+            "network": spec.network.model_dump(mode="json"),
+            "refiner": network.refiner_description(),
+            "channels": train_set.images.shape[1],
+            "image_size": spec.data.image_size,
+            "mean": self.mean,
+            "std": self.std,
+            "class_names": list(train_set.class_names),
+            "weights": spec.method.evaluated,
+            "method": spec.method.name,
+            "setting": spec.setting,
+            "test_error": error,
+            "test_images": len(test) if test else 0,
+            "crmatch_version": crmatch.__version__,
+            "checksum": checksum(weights),
+        }
+        return weights, config
+
 
 def weak_augmentation(spec: RunSpec) -> WeakAugmentation:
     """What the weak views of a run are made of."""
@@ -147,18 +184,17 @@ def load_run_data(spec: RunSpec, setting: Setting, data_dir: Path | None = None)
     if setting.folder is None:
         data = load_data(setting.data, data_dir, spec.data.image_size)
         rule, unlabeled = spec.data.split_rule, spec.data.unlabeled
-        return data, make_split(data, setting.labels_per_class, spec.split, rule, unlabeled)
+        split = make_split(data, setting.labels_per_class, spec.split, rule, unlabeled)
+        return add_labels(data, split, setting.labels_file) if setting.labels_file else (data, split)
     cache = (data_dir or default_data_dir()) / "folders"
     pictures = load_folder(scan_folder(setting.folder, setting.labels_file), spec.data.image_size, cache)
-    rows = pictures.unlabeled_rows
-    if spec.data.unlabeled == "all":
-        rows = torch.cat([pictures.labeled_rows, rows])
-    if not len(rows):
+    split = given_split(pictures.train.labels, spec.data.unlabeled)
+    if not len(split.unlabeled):
         raise RequestError(
             f"{setting.folder} has no unlabeled pictures.\n"
             "Put some into unlabeled/, or use the labeled ones as such: --set data.unlabeled=all"
         )
-    return DataSet(pictures.train, pictures.test), Split(pictures.labeled_rows, rows)
+    return DataSet(pictures.train, pictures.test), split
 
 
 def run(
@@ -252,12 +288,9 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     curves = CurveFile(directory, training.step)
 
     def log(line: Curves) -> None:
-        if "count/used" in line:
-            line |= pseudo_label_quality(line)
-        finished = {key: value for key, value in line.items() if not key.startswith("count/")}
-        curves.append(finished)
+        curves.append(line)
         if progress:
-            progress.log(finished)
+            progress.log(line)
 
     def save(state: Checkpoint) -> None:
         curves.flush()
@@ -266,14 +299,8 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
 
     if progress:
         progress.start(training.step, training.total_steps)
-    observers = Observers(
-        log=log,
-        evaluate=experiment.evaluate,
-        observe=experiment.observe,
-        save=save,
-        advance=progress.advance if progress else lambda steps: None,
-        stop=stop,
-    )
+    advance = progress.advance if progress else lambda steps: None
+    observers = experiment.observers(log, save=save, advance=advance, stop=stop)
     with curves:
         if not train(training, observers):
             raise StoppedError(
@@ -281,10 +308,10 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
                 "The same command continues."
             )
     record = _record(experiment, training, curves.lines)
-    network = experiment.evaluated(training.models)
-    weights = safetensors.torch.save(network.deployed_state())
+    weights, config = experiment.deployed(training.models, record.error)
     write_file(directory.model, weights)
-    write_json(directory.model_config, {**_model_config(experiment, record, network), "checksum": checksum(weights)})
+    write_json(directory.model_config, config)
+    write_file(directory.card, model_card(record, config).encode())
     write_json(directory.record, record.model_dump(mode="json"))
     return record
 
@@ -340,23 +367,3 @@ def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> 
         final=lines[-1],
         policy=policy.rates() if isinstance(policy, LearningPolicy) else None,
     )
-
-
-def _model_config(experiment: Experiment, record: RunRecord, network: Network) -> dict[str, Any]:
-    spec = record.spec
-    return {
-        "format": 1,
-        "network": spec.network.model_dump(mode="json"),
-        "refiner": network.refiner_description(),
-        "channels": experiment.data.train.images.shape[1],
-        "image_size": spec.data.image_size,
-        "mean": experiment.mean,
-        "std": experiment.std,
-        "class_names": record.class_names,
-        "weights": record.evaluated,
-        "method": spec.method.name,
-        "setting": spec.setting,
-        "test_error": record.error,
-        "test_images": record.test_images,
-        "crmatch_version": record.crmatch_version,
-    }

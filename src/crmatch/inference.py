@@ -53,33 +53,41 @@ class Model:
         return predict_probabilities(self.network, resize(images, self.image_size), self.normalizer)
 
 
+def build_model(content: bytes, config: Mapping[str, Any]) -> Model:
+    """The model that the contents of `model.safetensors` and `config.json` describe.
+
+    Raises:
+        ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError, ValidationError: they are damaged.
+    """
+    if not {len(config["mean"]), len(config["std"])} == {config["channels"]} <= {1, 3} or min(config["std"]) <= 0:
+        raise ValueError(f"channels, mean and std of {MODEL_CONFIG} do not fit together")
+    if not SMALLEST_SIDE <= config["image_size"] <= 512:
+        raise ValueError(f"image_size {config['image_size']} of {MODEL_CONFIG} is out of range")
+    network = build_network(
+        TypeAdapter[Any](NetworkConfig).validate_python(config["network"]),
+        channels=int(config["channels"]),
+        image_size=int(config["image_size"]),
+        classes=len(config["class_names"]),
+        heads=lambda shape: _refiner(shape, config.get("refiner")),
+    )
+    if checksum(content) != config["checksum"]:
+        raise ValueError(f"{MODEL_WEIGHTS} is not the file that {MODEL_CONFIG} belongs to")
+    weights = safetensors.torch.load(content)
+    network.to(weights["classifier.weight"].dtype)
+    network.load_state_dict(weights)
+    network.channels_last().eval()
+    dtype = next(network.parameters()).dtype
+    normalizer = Normalizer(config["mean"], config["std"], dtype)
+    names = tuple(str(name) for name in config["class_names"])
+    return Model(network, names, int(config["image_size"]), int(config["channels"]), normalizer, config)
+
+
 def load(path: str | Path) -> Model:
     """The model of a run or of any directory with `model.safetensors` and `config.json`."""
     directory = Path(path)
     try:
         config = json.loads((directory / MODEL_CONFIG).read_text(encoding="utf-8"))
-        if not {len(config["mean"]), len(config["std"])} == {config["channels"]} <= {1, 3} or min(config["std"]) <= 0:
-            raise ValueError(f"channels, mean and std of {MODEL_CONFIG} do not fit together")
-        if not SMALLEST_SIDE <= config["image_size"] <= 512:
-            raise ValueError(f"image_size {config['image_size']} of {MODEL_CONFIG} is out of range")
-        network = build_network(
-            TypeAdapter[Any](NetworkConfig).validate_python(config["network"]),
-            channels=int(config["channels"]),
-            image_size=int(config["image_size"]),
-            classes=len(config["class_names"]),
-            heads=lambda shape: _refiner(shape, config.get("refiner")),
-        )
-        content = (directory / MODEL_WEIGHTS).read_bytes()
-        if checksum(content) != config["checksum"]:
-            raise ValueError(f"{MODEL_WEIGHTS} is not the file that {MODEL_CONFIG} belongs to")
-        weights = safetensors.torch.load(content)
-        network.to(weights["classifier.weight"].dtype)
-        network.load_state_dict(weights)
-        network.channels_last().eval()
-        dtype = next(network.parameters()).dtype
-        normalizer = Normalizer(config["mean"], config["std"], dtype)
-        names = tuple(str(name) for name in config["class_names"])
-        return Model(network, names, int(config["image_size"]), int(config["channels"]), normalizer, config)
+        return build_model((directory / MODEL_WEIGHTS).read_bytes(), config)
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise DataError(

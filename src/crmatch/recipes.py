@@ -14,7 +14,8 @@ from typing import Any
 
 from crmatch.config import AugmentationSpec, DataSpec, RunSpec, differences, replace
 from crmatch.data.settings import Setting, parse_setting
-from crmatch.errors import unknown
+from crmatch.errors import RequestError, unknown
+from crmatch.files import checksum
 from crmatch.methods import METHODS, build_method, method_class
 from crmatch.networks.config import NETWORKS, WideResNetConfig
 from crmatch.training.plan import TrainPlan
@@ -135,7 +136,7 @@ def setting_of(spec: RunSpec, data_dir: Path | None = None) -> Setting:
 def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     """Every key, in order, whose value is not that of the spec's own recipe."""
     base = recipe(setting, spec.method.name, spec.recipe)
-    named = ("split", "seed", "setting", "recipe")
+    named = ("split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum")
     return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
 
 
@@ -162,6 +163,7 @@ def variant(spec: RunSpec, setting: Setting) -> str:
     and 8 hex digits of the spec's hash.
     """
     parts = [] if spec.recipe == default_recipe(setting) else [spec.recipe]
+    parts += [f"labels={spec.data.labels_checksum}"] if spec.data.labels_checksum else []
     for key, value in changed_keys(spec, setting).items():
         text = str(value).replace(" ", "").replace("/", "_")
         parts.append(f"{key}={text}")
@@ -174,10 +176,19 @@ def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
     return DataSpec(
         folder=str(setting.folder) if setting.folder else None,
         labels_file=str(setting.labels_file) if setting.labels_file else None,
+        labels_checksum=_content(setting.labels_file) if setting.labels_file else None,
         image_size=image_size,
         split_rule=setting.defaults.split_rule,
         **choices,
     )
+
+
+def _content(labels_file: Path) -> str:
+    try:
+        return checksum(labels_file.read_bytes())[:8]
+    except OSError as error:
+        reason = f"{labels_file} cannot be read: {str(error.strerror).lower()}"
+        raise RequestError(f"{reason}.\n--labels takes a CSV file with the header path,label.") from error
 
 
 def _ties(method: str, ties: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from crmatch.recipes import variant
 MEDIAN_OF = 20
 MODEL_WEIGHTS = "model.safetensors"
 MODEL_CONFIG = "config.json"
+MODEL_CARD = "README.md"
 
 
 class Errors(Frozen):
@@ -95,6 +96,7 @@ class RunDirectory:
         self.record = path / "record.json"
         self.model = path / MODEL_WEIGHTS
         self.model_config = path / MODEL_CONFIG
+        self.card = path / MODEL_CARD
         self.checkpoints = path / "checkpoint"
         self.lock = path / "run.lock"
 

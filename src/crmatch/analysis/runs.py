@@ -60,7 +60,7 @@ class FinishedRun(NamedTuple):
     def policy(self) -> Policy:
         """The run's strong policy, with what it learned."""
         chosen = self.record.spec.augmentation
-        policy = build_policy(chosen.policy, chosen.variant, chosen.cutout)
+        policy = build_policy(chosen.policy, chosen.variant, chosen.cutout, chosen.geometry)
         if isinstance(policy, CTAugment) and self.record.policy is not None:
             rates = policy.state()["rates"]
             for row, parameters in enumerate(self.record.policy.values()):

@@ -19,7 +19,7 @@ from crmatch.augment.cutout import clipped_boxes, cut_out_
 from crmatch.augment.magnitudes import MagnitudeTable
 from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_draws, check_images
 from crmatch.augment.resample import FILTERS
-from crmatch.augment.variants import Magnitude
+from crmatch.augment.variants import GEOMETRIC, Magnitude
 
 
 class LearnedOperation(NamedTuple):
@@ -98,6 +98,7 @@ class CTAugment:
         threshold: float = 0.8,
         translate: Literal["scaled", "tf"] = "scaled",
         final_cutout: bool = True,
+        geometry: bool = True,
     ) -> None:
         """Start with all rates at 1.
 
@@ -108,6 +109,7 @@ class CTAugment:
             translate: ``scaled`` moves up to 0.3 of the side. Reference: up to 0.3 pixels, which is nothing. Here: the
                 share of the side, because both papers mean it; ``tf`` is the reference.
             final_cutout: whether a gray square of half the image ends every training view (FixMatch; not ReMixMatch).
+            geometry: keeps or drops the operations that move pixels.
         """
         if translate not in ("scaled", "tf"):
             raise ValueError(f"unknown translate {translate!r}; known: scaled, tf")
@@ -119,6 +121,7 @@ class CTAugment:
         if translate == "tf":
             magnitudes |= {name: Magnitude(0, 0.3, unit="pixels") for name in ("translate_x", "translate_y")}
         self._magnitudes = MagnitudeTable(_NAMES, magnitudes)
+        self._pool = torch.tensor([row for row, name in enumerate(_NAMES) if geometry or name not in GEOMETRIC])
         self._rates = np.ones((len(_NAMES), _PARAMETERS, _MOST_BINS))
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Draws:
@@ -191,7 +194,7 @@ class CTAugment:
         self._rates = rates.copy()
 
     def _draw(self, count: int, height: int, width: int, generator: torch.Generator, probe: bool) -> Draws:
-        choices = torch.randint(len(_NAMES), (count, self.depth), generator=generator)
+        choices = self._pool[torch.randint(len(self._pool), (count, self.depth), generator=generator)]
         shape = (count, self.depth, _PARAMETERS)
         strengths = torch.rand(shape, generator=generator, dtype=torch.float64)
         spots = torch.rand(shape, generator=generator, dtype=torch.float64)

@@ -38,12 +38,15 @@ class LearningPolicy(Policy, Protocol):
         """Continue from `state`."""
 
 
-def build_policy(name: str, variant: str, cutout: bool) -> Policy:
-    """The strong policy `name`: `randaugment` in one of its variants, or `ctaugment`; with or without its final CutOut."""
+def build_policy(name: str, variant: str, cutout: bool, geometry: bool) -> Policy:
+    """The strong policy `name`: `randaugment` in one of its variants, or `ctaugment`.
+
+    Either with or without its final CutOut (`cutout`) and the operations that move pixels (`geometry`).
+    """
     if name == "ctaugment":
         from crmatch.augment.ctaugment import CTAugment
 
-        return CTAugment(final_cutout=cutout)
+        return CTAugment(final_cutout=cutout, geometry=geometry)
     from crmatch.augment.randaugment import RandAugment
 
-    return RandAugment(variant, final_cutout=cutout)
+    return RandAugment(variant, final_cutout=cutout, geometry=geometry)

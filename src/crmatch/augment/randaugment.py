@@ -10,7 +10,7 @@ from torch import Tensor
 from crmatch.augment.cutout import GRAY, cut_out_, draw_boxes
 from crmatch.augment.magnitudes import MagnitudeTable
 from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_draws, check_images
-from crmatch.augment.variants import HIGHEST_LEVEL, LEVEL_SCALE, VARIANTS
+from crmatch.augment.variants import GEOMETRIC, HIGHEST_LEVEL, LEVEL_SCALE, VARIANTS
 
 _IDENTITY = OPERATION_NAMES.index("identity")
 _WARPS = torch.tensor([operation.family in ("warp", "slide") for operation in OPERATIONS.values()])
@@ -36,13 +36,19 @@ class Draws(NamedTuple):
 class RandAugment:
     """The strong policy of the paper and of the FixMatch family."""
 
-    def __init__(self, variant: str = "paper", final_cutout: bool = True) -> None:
-        """Build the policy; `variant` is a key of `VARIANTS`, `final_cutout` keeps or drops the square at the end."""
+    def __init__(self, variant: str = "paper", final_cutout: bool = True, geometry: bool = True) -> None:
+        """Build the policy.
+
+        Args:
+            variant: a key of `VARIANTS`.
+            final_cutout: keeps or drops the square at the end.
+            geometry: keeps or drops the operations that move pixels.
+        """
         if variant not in VARIANTS:
             raise ValueError(f"unknown RandAugment variant {variant!r}; known: {', '.join(VARIANTS)}")
         self.variant = VARIANTS[variant]
         self.final_cutout = final_cutout
-        names = self.variant.operations
+        names = [name for name in self.variant.operations if geometry or name not in GEOMETRIC]
         self._magnitudes = MagnitudeTable(names, self.variant.magnitudes)
         self._pool = torch.tensor([OPERATION_NAMES.index(name) for name in names])
         self._signed = torch.tensor([OPERATIONS[name].signed for name in names])

@@ -29,6 +29,8 @@ RANDAUGMENT_OPERATIONS = (
     "translate_y",
 )
 FEATMATCH_OPERATIONS = (*RANDAUGMENT_OPERATIONS, "invert", "mirror")
+GEOMETRIC = frozenset(("rescale", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"))
+"""Operations that move pixels; they make no sense where neighboring pixels have nothing to do with each other."""
 HIGHEST_LEVEL = 9
 LEVEL_SCALE = 10
 

@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -209,7 +209,7 @@ def _square(picture: Image.Image, size: int) -> Image.Image:
 
 def decode_rows(
     jobs: Sequence[tuple[int, str]], target: Path, size: int, channels: int, workers: int | None = None
-) -> Iterator[list[tuple[int, Any]]]:
+) -> Generator[list[tuple[int, Any]], None, None]:
     """Decode (row, path) pairs into rows of the file `target`; yields (row, values of its `Facts` or reason), in any order."""
     workers = max(1, min(workers or len(os.sched_getaffinity(0)), len(jobs) // 16))
     waiting, suspects = deque(jobs), deque[tuple[int, str]]()

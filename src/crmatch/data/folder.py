@@ -106,6 +106,13 @@ def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
     return _index(walk, places, labels, test)
 
 
+def find_pictures(folder: Path) -> list[Path]:
+    """All picture files below a folder, sorted; what is hidden, or cannot be looked into, is passed over."""
+    walk = _Walk(folder)
+    walk.walk("")
+    return [folder / path for path in sorted(walk.files)]
+
+
 def _walk_parts(walk: _Walk, has_labels_file: bool) -> list[str] | None:
     """Find all pictures; the class directories in labeled/, or None where there is no labeled/."""
     folder, parts = walk.root, _directories(walk.root)
@@ -251,7 +258,7 @@ def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str
     composed = {unicodedata.normalize("NFC", path): path for path in walk.files}
     labels: dict[str, str] = {}
     missing = []
-    for path, label in _label_lines(file):
+    for path, label in label_lines(file):
         place = path if path in walk.files else composed.get(_normal(path, walk.root))
         if place is None:
             missing.append(path)
@@ -267,7 +274,8 @@ def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str
     return {path: label for path, label in labels.items() if label and path not in test}
 
 
-def _label_lines(file: Path) -> list[tuple[str, str]]:
+def label_lines(file: Path) -> list[tuple[str, str]]:
+    """(path, label) by line of a CSV file with these columns, labels possibly empty."""
     try:
         text = file.read_text(encoding="utf-8-sig")
         delimiter = ";" if ";" in text.partition("\n")[0] else ","
@@ -342,6 +350,7 @@ def load_folder(index: FolderIndex, image_size: int | None, cache_dir: Path, pro
     import torch
 
     from crmatch.data.images import ImageSet
+    from crmatch.data.splits import given_split
 
     decoded = read_folder(index, image_size, cache_dir, progress)
     labels = index.labels[decoded.rows]
@@ -355,13 +364,12 @@ def load_folder(index: FolderIndex, image_size: int | None, cache_dir: Path, pro
         )
     images = torch.from_numpy(decoded.pixels).permute(0, 3, 1, 2)
     known = torch.from_numpy(labels)
-    order = torch.from_numpy(np.argsort(labels[:training], kind="stable"))
-    unlabeled = int((labels[:training] == UNLABELED).sum())
+    split = given_split(known[:training], "remaining")
     return FolderData(
         train=ImageSet(images[:training], known[:training], index.class_names),
         test=ImageSet(images[training:], known[training:], index.class_names) if training < len(paths) else None,
-        labeled_rows=order[unlabeled:],
-        unlabeled_rows=order[:unlabeled],
+        labeled_rows=split.labeled,
+        unlabeled_rows=split.unlabeled,
         train_paths=paths[:training],
         test_paths=paths[training:],
         broken=tuple(Named(index.paths[row], reason) for row, reason in sorted(decoded.broken.items())),

@@ -54,7 +54,7 @@ class Setting(NamedTuple):
     folder: Path | None = None
     """Own pictures, where the labels are those of the folder."""
     labels_file: Path | None = None
-    """A labels.csv that comes before the folder's own."""
+    """A labels.csv that comes before the folder's own, or that adds labels to the setting's."""
 
     @property
     def name(self) -> str:
@@ -89,10 +89,6 @@ def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | N
     is_name = re.fullmatch(r"[^/\s]+@\d{1,9}", text) is not None
     if text and not is_name and len(text) < 4096 and (os.sep in text or os.path.isdir(text)):
         return _folder_setting(Path(text), labels_file)
-    if labels_file is not None:
-        raise RequestError(
-            f"--labels goes with a folder of pictures, not with {text!r}.\nName a folder, or leave --labels out."
-        )
     data, _, labels = text.lower().partition("@")
     data = ALIASES.get(data, data)
     if not is_name or int(labels) == 0:
@@ -101,10 +97,12 @@ def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | N
             "Write DATASET@LABELS_PER_CLASS, for example digits@4 or cifar10@25, or the path of a folder of pictures."
         )
     if data == "digits":
-        return Setting(data, int(labels), DIGITS.image_size, 1, DIGITS)
-    if data in BENCHMARKS:
-        return Setting(data, int(labels), BENCHMARKS[data].image_size, 3, BENCHMARKS[data])
-    return _packed_setting(data, int(labels), data_dir or default_data_dir())
+        setting = Setting(data, int(labels), DIGITS.image_size, 1, DIGITS)
+    elif data in BENCHMARKS:
+        setting = Setting(data, int(labels), BENCHMARKS[data].image_size, 3, BENCHMARKS[data])
+    else:
+        setting = _packed_setting(data, int(labels), data_dir or default_data_dir())
+    return setting._replace(labels_file=labels_file and labels_file.resolve())
 
 
 def known_sets(data_dir: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from crmatch.data.images import DataSet, ImageSet
+from crmatch.data.images import UNLABELED, DataSet, ImageSet
 from crmatch.errors import DataError, RequestError
 from crmatch.files import read_json, write_json
 from crmatch.randomness import generator
@@ -54,6 +54,13 @@ def make_split(data: DataSet, labels_per_class: int, number: int, rule: SplitRul
             "Ask for fewer, or use the labeled images as unlabeled ones too: --set data.unlabeled=all"
         )
     return Split(labeled, rest.nonzero().squeeze(1))
+
+
+def given_split(labels: Tensor, unlabeled: UnlabeledRule) -> Split:
+    """The split of images that are labeled or not as they come: `labels` (N,) are -1 where unlabeled."""
+    order = labels.argsort(stable=True)
+    rest, labeled = order.tensor_split([int((labels == UNLABELED).sum())])
+    return Split(labeled, torch.cat([labeled, rest]) if unlabeled == "all" else rest)
 
 
 def proportional_counts(available: Sequence[int], total: int) -> list[int]:

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Do suggested labels help more than random ones? digits@4, five splits, retrained from scratch.
+
+    python benchmarks/suggest.py --out runs/suggest
+
+For each split: CR-Match on its 40 labels; then again with the true labels of the 20 suggested images added, and with those
+of 20 random images, three draws. Finished runs are reused, so that an interrupted benchmark goes on where it was. Writes
+docs/results/suggest.md from what is finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import torch
+
+from crmatch.beliefs import read_run, suggest
+from crmatch.config import replace
+from crmatch.data.settings import parse_setting
+from crmatch.experiment import run
+from crmatch.randomness import generator
+from crmatch.recipes import recipe, setting_of
+from crmatch.results import run_directory
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+DRAWS = 3
+
+
+def trained(setting: str, split: int, steps: int | None, out: Path, labels: Path | None = None) -> tuple[float, Path]:
+    """Test error and directory of CR-Match on a split, with the labels of a file added."""
+    changes = {} if steps is None else {"plan.steps": steps}
+    spec = replace(recipe(parse_setting(setting, None, labels), "crmatch", "quick"), split=split, **changes)
+    error = run(spec, out).error
+    assert error is not None
+    print(f"split {split}, {labels.name if labels else 'no more labels'}: {error:.2f} %", flush=True)
+    return error, run_directory(out, spec, setting_of(spec)).path
+
+
+def write_labels(path: Path, rows: list[int], labels: torch.Tensor, names: tuple[str, ...]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("path,label\n" + "".join(f"{row},{names[int(labels[row])]}\n" for row in rows))
+    return path
+
+
+def one_split(setting: str, split: int, count: int, steps: int | None, out: Path) -> dict[str, float]:
+    """Errors without more labels, with suggested ones, and with random ones (mean over draws)."""
+    before, directory = trained(setting, split, steps, out)
+    reviewed = read_run(directory)
+    train, rows = reviewed.train, reviewed.beliefs.rows
+    folder = out / "labels" / f"split{split}"
+    chosen = [item.row for item in suggest(reviewed, count)]
+    file = write_labels(folder / "suggested.csv", chosen, train.labels, train.class_names)
+    errors = {"before": before, "suggested": trained(setting, split, steps, out, file)[0]}
+    random = []
+    for draw in range(DRAWS):
+        order = torch.randperm(len(rows), generator=generator(split, "benchmark/suggest", draw))
+        file = write_labels(folder / f"random{draw + 1}.csv", rows[order[:count]].tolist(), train.labels, train.class_names)
+        random.append(trained(setting, split, steps, out, file)[0])
+    return {**errors, "random": statistics.mean(random)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setting", default="digits@4")
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--steps", type=int, help="for a smoke test; nothing is written to docs/ then")
+    parser.add_argument("--out", type=Path, default=Path("runs/suggest"))
+    options = parser.parse_args()
+    rows = [
+        one_split(options.setting, split, options.count, options.steps, options.out) for split in range(1, options.splits + 1)
+    ]
+    means = {key: statistics.mean(row[key] for row in rows) for key in rows[0]}
+    lines = [
+        "| split | before | suggested | random |",
+        "|---|---|---|---|",
+        *(f"| {number} | " + " | ".join(f"{value:.2f}" for value in row.values()) + " |" for number, row in enumerate(rows, 1)),
+        "| mean | " + " | ".join(f"**{value:.2f}**" for value in means.values()) + " |",
+    ]
+    print("\n".join(lines))
+    if options.steps is None:
+        about = (
+            f"Test error in percent on {options.setting} (CR-Match, quick recipe, retrained from scratch) with\n"
+            f"{options.count} labels more: those of `crmatch suggest`, or of random images (mean of {DRAWS} draws).\n"
+            "Made by `python benchmarks/suggest.py`."
+        )
+        text = "\n".join(["# Suggested labels against random ones", "", about, "", *lines, ""])
+        (RESULTS / "suggest.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

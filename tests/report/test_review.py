@@ -1,0 +1,231 @@
+"""The review page in a real browser, and the loop train, review, train."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from conftest import TINY, Outcome, tiny_spec
+from crmatch.beliefs import Beliefs, ReviewedRun, read_run, suggest
+from crmatch.data.images import ImageSet
+from crmatch.data.splits import Split
+from crmatch.inference import load
+from crmatch.report.review import write_review
+
+Command = Callable[..., Outcome]
+SHORT = [f"--set={key}={json.dumps(value)}" for key, value in {**TINY, "method.rotation_images": 4}.items()]
+
+
+@pytest.fixture(scope="module")
+def reviewed(digits_run: Path) -> ReviewedRun:
+    return read_run(digits_run)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """Headless Chromium that downloads to `tmp_path / "downloads"`."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900"):
+        options.add_argument(argument)
+    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
+    options.add_experimental_option("prefs", {"download.default_directory": str(tmp_path / "downloads")})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+def cards(browser: Any) -> list[Any]:
+    return list(browser.find_elements("css selector", ".card"))
+
+
+def name(card: Any) -> str:
+    return str(card.find_element("class name", "name").text)
+
+
+def choose(browser: Any, menu: str, text: str) -> None:
+    from selenium.webdriver.support.select import Select
+
+    Select(browser.find_element("id", menu)).select_by_visible_text(text)
+
+
+def downloaded(folder: Path, seconds: float = 10) -> Path:
+    file, end = folder / "labels.csv", time.monotonic() + seconds
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    return file
+
+
+def test_labels_given_in_the_browser_train_the_next_model(
+    crmatch: Command, browser: Any, digits_run: Path, tmp_path: Path
+) -> None:
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.select import Select
+
+    page = tmp_path / "review.html"
+    outcome = crmatch("review", digits_run, "--out", page)
+    assert outcome.code == 0, outcome.err
+    assert "1,257 pictures" in outcome.out
+    browser.get(page.as_uri())
+    believed = Select(browser.find_element("id", "believed")).options[1].text
+    for option in Select(browser.find_element("id", "believed")).options[1:]:  # a class that the short run predicts often
+        choose(browser, "believed", option.text)
+        if len(cards(browser)) >= 10:
+            believed = option.text
+            break
+    assert {card.find_element("css selector", ".belief b").text for card in cards(browser)} == {believed}
+
+    first, second, third = cards(browser)[:3]
+    names = [name(card) for card in (first, second, third)]
+    first.find_element("tag name", "img").click()  # confirms
+    Select(second.find_element("tag name", "select")).select_by_visible_text("7")  # corrects by mouse
+    browser.execute_script("arguments[0].focus()", second)
+    second.send_keys(Keys.ARROW_RIGHT)
+    browser.switch_to.active_element.send_keys("3")  # corrects by keyboard
+    assert browser.find_element("id", "count").text == "3 labels"
+
+    browser.refresh()
+    assert browser.find_element("id", "count").text == "3 labels"
+    choose(browser, "state", "labeled here")
+    assert sorted(map(name, cards(browser))) == sorted(names)
+    browser.find_element("id", "search").send_keys(names[2])
+    time.sleep(0.5)
+    assert names[2] in map(name, cards(browser))
+    browser.find_element("id", "download").click()
+    labels = downloaded(tmp_path / "downloads")
+    rows = {row["path"]: row["label"] for row in csv.DictReader(labels.read_text().splitlines())}
+    assert rows == dict(zip(names, [believed, "7", "3"], strict=True))
+
+    again = crmatch("train", "digits@4", "--labels", labels, "--out", tmp_path, *SHORT, "--json")
+    assert again.code == 0, again.err
+    record = json.loads(again.out)
+    assert (record["labeled_images"], record["unlabeled_images"]) == (43, 1254)
+    assert "labels=" in record["run"]
+
+
+def test_every_order_is_the_one_it_says(browser: Any, reviewed: ReviewedRun, tmp_path: Path) -> None:
+    page = tmp_path / "review.html"
+    write_review(reviewed, page)
+    browser.get(page.as_uri())
+    beliefs = reviewed.beliefs
+    orders = {
+        "least certain": beliefs.uncertainty,
+        "weak and strong views disagree": beliefs.disagreement,
+        "most surprising": beliefs.surprise,
+    }
+    for text, values in orders.items():
+        choose(browser, "sort", text)
+        top = reviewed.names[int(beliefs.rows[values.argmax()])]
+        best = float(values.max())
+        shown = float(values[beliefs.rows == int(name(cards(browser)[0]))])
+        assert shown == pytest.approx(best, abs=1e-3), (text, top)
+    choose(browser, "sort", "by class")
+    classes = [int(card.find_element("css selector", ".belief b").text) for card in cards(browser)]
+    assert classes == sorted(classes)
+    assert not browser.get_log("browser")
+
+
+def many(count: int, class_names: tuple[str, ...]) -> ReviewedRun:
+    """A made-up run with `count` unlabeled images."""
+    randomness = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (count, 3, 32, 32), generator=randomness).byte()
+    probabilities = torch.rand(count, len(class_names), generator=randomness).softmax(1)
+    train = ImageSet(images, torch.full((count,), -1), class_names)
+    beliefs = Beliefs(torch.arange(count), probabilities, *torch.rand(2, count), torch.rand(count, 4), torch.rand(2, 4))
+
+    class Named:
+        pass
+
+    model: Any = Named()
+    model.class_names = class_names
+    spec = tiny_spec(Path(), setting="digits@4")
+    split = Split(torch.tensor([], dtype=torch.int64), torch.arange(count))
+    return ReviewedRun(spec, model, train, split, tuple(f"pictures/{row:05d}.jpg" for row in range(count)), beliefs)
+
+
+def test_five_thousand_pictures_paint_in_two_seconds_and_hostile_names_do_nothing(browser: Any, tmp_path: Path) -> None:
+    page = tmp_path / "review.html"
+    hostile = "</script><script>document.title='broken'</script>"
+    assert write_review(many(5000, ("cat", hostile, "dog")), page) == 5000
+    browser.get(page.as_uri())
+    paint = browser.execute_script("return performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert paint < 2000
+    assert browser.title.startswith("Review: ")
+    assert "5,000 of 5,000" in browser.find_element("id", "shown").text
+    before = len(cards(browser))
+    browser.execute_script("window.scrollTo(0, document.body.scrollHeight)")
+    time.sleep(0.5)
+    assert before < len(cards(browser)) < 1000
+    seconds = browser.execute_script(
+        "const begin = performance.now(); const menu = document.getElementById('sort'); menu.value = 'surprise';"
+        "menu.dispatchEvent(new Event('change')); return (performance.now() - begin) / 1000"
+    )
+    assert seconds < 0.5
+
+
+def test_suggestions_are_deterministic_uncertain_and_diverse(crmatch: Command, digits_run: Path, reviewed: ReviewedRun) -> None:
+    found = suggest(reviewed, 20)
+    assert found == suggest(read_run(digits_run), 20)
+    assert len({item.row for item in found}) == 20
+    assert not {item.row for item in found} & set(reviewed.split.labeled.tolist())
+    places = torch.isin(reviewed.beliefs.rows, torch.tensor([item.row for item in found]))
+    assert reviewed.beliefs.uncertainty[places].mean() > reviewed.beliefs.uncertainty.mean()
+    rows = json.loads(crmatch("suggest", digits_run, "-n", 5, "--json").out)["rows"]
+    assert [row["picture"] for row in rows] == [item.name for item in found[:5]]
+    assert all(" % or " in row["why"] for row in rows)
+
+
+def test_beliefs_are_those_of_the_model(digits_run: Path, reviewed: ReviewedRun) -> None:
+    beliefs = reviewed.beliefs
+    assert len(beliefs.rows) == 1257
+    expected = load(digits_run).predict_probabilities(reviewed.train.images[beliefs.rows])
+    assert torch.allclose(beliefs.probabilities, expected, atol=1e-6)
+    for values in (beliefs.disagreement, beliefs.uncertainty, beliefs.surprise):
+        assert 0 <= float(values.min()) <= float(values.max()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("5000,3", "no training image"), ("cat.jpg,3", "no training image"), ("12,cat", "labels 12 as 'cat'")]
+)
+def test_labels_of_a_data_set_that_do_not_fit_are_refused(crmatch: Command, tmp_path: Path, line: str, message: str) -> None:
+    labels = tmp_path / "labels.csv"
+    labels.write_text(f"path,label\n{line}\n")
+    outcome = crmatch("train", "digits@4", "--labels", labels, "--out", tmp_path, *SHORT)
+    assert outcome.code == 3
+    assert message in outcome.err
+
+
+def test_a_folders_review_keeps_the_labels_it_was_trained_with(crmatch: Command, tmp_path: Path) -> None:
+    folder, random = tmp_path / "photos", np.random.default_rng(0)
+    for number in range(24):
+        pixels = random.integers(0, 90, (20, 20, 3), dtype=np.uint8)
+        pixels[:, :, number % 2] += 120
+        place = folder / (f"labeled/{('red', 'green')[number % 2]}" if number < 6 else "unlabeled")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{number:02d}.jpg")
+    labels = tmp_path / "labels.csv"
+    labels.write_text("path,label\nunlabeled/07.jpg,green\n")
+    arguments = ["--out", tmp_path / "runs", "--data-dir", tmp_path / "cache", *SHORT, "--no-baseline", "--json"]
+    runs = [json.loads(crmatch("train", folder, *more, *arguments).out) for more in ([], ["--labels", labels])]
+    assert runs[1]["labeled_images"] == runs[0]["labeled_images"] + 1
+    assert runs[0]["run"] != runs[1]["run"]
+    page = tmp_path / "review.html"
+    assert crmatch("review", runs[1]["run"], "--out", page, "--data-dir", tmp_path / "cache").code == 0
+    content = page.read_text().partition('id="data">')[2].partition("</script>")[0]
+    data = json.loads(content)
+    assert data["kept"] == [["unlabeled/07.jpg", "green"]]
+    assert len(data["images"]) == 17
+    assert all(image["n"].startswith("unlabeled/") for image in data["images"])
