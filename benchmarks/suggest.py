@@ -82,8 +82,9 @@ def main() -> None:
     print("\n".join(lines))
     if options.steps is None:
         about = (
-            f"Test error in percent on {options.setting} (CR-Match, quick recipe, retrained from scratch) with {options.count} labels\n"
-            f"more: those of `crmatch suggest`, or of random images (mean of {DRAWS} draws). Made by `python benchmarks/suggest.py`."
+            f"Test error in percent on {options.setting} (CR-Match, quick recipe, from scratch) with {options.count} more labels:\n"
+            f"those of `crmatch suggest`, or of random images (mean of {DRAWS} draws).\n"
+            "Made by `python benchmarks/suggest.py`."
         )
         text = "\n".join(["# Suggested labels against random ones", "", about, "", *lines, ""])
         (RESULTS / "suggest.md").write_text(text)
