@@ -2,6 +2,7 @@
 # On a machine whose index has no CPU build of PyTorch: make demo PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PYTHON ?= python3
 PIP_OPTIONS ?=
+EXTRAS ?= dev
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
@@ -33,7 +34,7 @@ format: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $(INSTALLED)
 
 clean:

@@ -82,8 +82,8 @@ def main() -> None:
     print("\n".join(lines))
     if options.steps is None:
         about = (
-            f"Test error in percent on {options.setting} (CR-Match, quick recipe, retrained from scratch) with\n"
-            f"{options.count} labels more: those of `crmatch suggest`, or of random images (mean of {DRAWS} draws).\n"
+            f"Test error in percent on {options.setting} (CR-Match, quick, from scratch) with {options.count} more labels:\n"
+            f"those of `crmatch suggest`, or of random images (mean of {DRAWS} draws).\n"
             "Made by `python benchmarks/suggest.py`."
         )
         text = "\n".join(["# Suggested labels against random ones", "", about, "", *lines, ""])
