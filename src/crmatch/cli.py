@@ -138,7 +138,8 @@ def evaluate(
 
 def main() -> None:
     """Run a command; expected failures become two lines and their exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("crmatch").setLevel(logging.INFO)
     try:
         app(standalone_mode=False)
     except CRMatchError as error:

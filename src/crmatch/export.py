@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,7 @@ def _export_onnx(module: Deployed, out: Path, example: Tensor) -> Callable[[Tens
         import onnxscript  # noqa: F401 - what torch's exporter needs
     except ImportError as error:
         raise RequestError(f"{error.name} is not installed.\nInstall what ONNX needs: pip install 'crmatch[onnx]'") from error
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision, which nothing here needs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         program: Any = torch.onnx.export(
