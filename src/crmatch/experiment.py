@@ -19,6 +19,7 @@ from crmatch.augment.normalize import Normalizer
 from crmatch.augment.policies import LearningPolicy, build_policy
 from crmatch.augment.views import Batch
 from crmatch.augment.weak import WeakAugmentation
+from crmatch.collapse import CollapseWatch
 from crmatch.config import NUMERICS, RunSpec, differences
 from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
@@ -26,9 +27,9 @@ from crmatch.data.more_labels import add_labels
 from crmatch.data.sets import load_data
 from crmatch.data.settings import Setting, default_data_dir
 from crmatch.data.splits import Split, describe_split, given_split, keep_split, make_split
-from crmatch.errors import DataError, RequestError, ResumeError, StoppedError
+from crmatch.errors import DataError, DivergedError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
-from crmatch.files import checksum, read_json, write_file, write_json
+from crmatch.files import checksum, read_json, remove_leftovers, write_file, write_json
 from crmatch.methods.base import LossTerms, Models
 from crmatch.model_card import model_card
 from crmatch.networks.build import build_network
@@ -36,6 +37,7 @@ from crmatch.networks.outputs import Network
 from crmatch.recipes import setting_of
 from crmatch.results import CurveFile, Errors, RunDirectory, RunRecord, run_directory
 from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint, save_checkpoint
+from crmatch.training.divergence import ADVICE, NoticedLateError, first_divergence
 from crmatch.training.loop import Curves, Observers, Training, train
 from crmatch.training.runtime import Runtime, choose_runtime, describe_machine
 
@@ -70,6 +72,7 @@ class Experiment:
             )
         self.normalizer = Normalizer(self.mean, self.std, runtime.dtype, runtime.device)
         self._test = (data.test.images.to(runtime.device), data.test.labels.to(runtime.device)) if data.test else None
+        self._collapse = CollapseWatch(data.train.class_names, spec.plan.total_steps(len(split.unlabeled)), runtime.device)
         self._truth = data.train.labels[self.split.unlabeled].to(runtime.device)
 
     def batches(self) -> BatchMaker:
@@ -120,6 +123,7 @@ class Experiment:
         """Counts behind the pseudo-label curves; the true classes are looked up here and nowhere else."""
         if loss.pseudo_labels is None:
             return {}
+        self._collapse.add(*loss.pseudo_labels)
         return pseudo_label_counts(*loss.pseudo_labels, self._truth[batch.unlabeled])
 
     def evaluate(self, models: Models) -> dict[str, float]:
@@ -144,6 +148,7 @@ class Experiment:
         def finish(line: Curves) -> None:
             if "count/used" in line:
                 line |= pseudo_label_quality(line)
+                self._collapse.look(line)
             log({key: value for key, value in line.items() if not key.startswith("count/")})
 
         return Observers(log=finish, evaluate=self.evaluate, observe=self.observe, **others)
@@ -267,6 +272,7 @@ def _locked(directory: RunDirectory) -> Iterator[None]:
             f"cannot write to {directory.path}: {error.strerror}.\nChoose a directory you may write to with --out."
         ) from error
     try:
+        remove_leftovers(directory.path)
         yield
     finally:
         lock.release()
@@ -302,7 +308,11 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     advance = progress.advance if progress else lambda steps: None
     observers = experiment.observers(log, save=save, advance=advance, stop=stop)
     with curves:
-        if not train(training, observers):
+        try:
+            finished = train(training, observers)
+        except DivergedError as error:
+            raise _explained(error, experiment, directory, training.step) from error
+        if not finished:
             raise StoppedError(
                 f"stopped after step {training.step} of {training.total_steps}; everything is saved in {directory.path}.\n"
                 "The same command continues."
@@ -314,6 +324,19 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     write_file(directory.card, model_card(record, config).encode())
     write_json(directory.record, record.model_dump(mode="json"))
     return record
+
+
+def _explained(error: DivergedError, experiment: Experiment, directory: RunDirectory, reached: int) -> DivergedError:
+    """`error` with the name of the last good checkpoint; where it was noticed late, a replay from there finds its step."""
+    checkpoints = checkpoint_files(directory.checkpoints)
+    if isinstance(error, NoticedLateError):
+        replay = experiment.training()
+        replay.finite.immediate = True
+        if (checkpoint := load_checkpoint(directory.checkpoints)) is not None:
+            replay.restore(checkpoint)
+        error = first_divergence(replay.take_step, reached - replay.step) or error
+    good = f"the last good checkpoint is {checkpoints[0].name}" if checkpoints else "no checkpoint had been saved before"
+    return DivergedError(f"{str(error).splitlines()[0]}\n{ADVICE}; {good}.")
 
 
 def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) -> None:
