@@ -30,6 +30,7 @@ from crmatch.data.splits import Split, describe_split, given_split, keep_split, 
 from crmatch.errors import DataError, DivergedError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
 from crmatch.files import checksum, read_json, remove_leftovers, write_file, write_json
+from crmatch.memory import check_memory, free_bytes
 from crmatch.methods.base import LossTerms, Models
 from crmatch.model_card import model_card
 from crmatch.networks.build import build_network
@@ -229,6 +230,8 @@ def run(
         return finished
     runtime = choose_runtime(device, spec.precision)
     experiment = Experiment(spec, *load_run_data(spec, setting, data_dir), runtime)
+    on_host = runtime.device.type == "cpu"
+    check_memory(spec, setting, free_bytes() if on_host else torch.cuda.mem_get_info(runtime.device)[0])
     with _locked(directory):
         if (finished := _finished(directory, spec, resume)) is not None:
             return finished
