@@ -72,9 +72,9 @@ class Forks:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def begin(self, spec: RunSpec, out: Path, data_dir: Path, stop_after: int | None = None) -> int:
-        """Start a run in a child; its process id."""
-        order = {"spec": spec.to_json(), "out": str(out), "data_dir": str(data_dir), "stop_after": stop_after}
+    def begin(self, spec: RunSpec, out: Path, data_dir: Path, stop_after: int | None = None, here: bool = False) -> int:
+        """Start a run in a child and return its process id; or run it in the forking process itself."""
+        order = {"spec": spec.to_json(), "out": str(out), "data_dir": str(data_dir), "stop_after": stop_after, "here": here}
         return self._ask(order)
 
     def wait(self, child: int) -> int:
@@ -143,6 +143,7 @@ class Lab:
     def __init__(self, forks: Forks, folder: Path, seed: int) -> None:
         self.forks, self.folder, self.random = forks, folder, random.Random(seed)
         self.data_dir = write_stripes(folder / "data")
+        assert forks.begin(tiny_spec(self.data_dir, "crmatch"), folder / "warm", self.data_dir, stop_after=2, here=True) == 75
         self._straight: dict[str, tuple[Result, float]] = {}
         self._outs = 0
 

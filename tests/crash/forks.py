@@ -1,8 +1,9 @@
 """One process that imports torch and forks a child per run: a start costs milliseconds, and a child may be killed at will.
 
-Commands come as lines of JSON on stdin: {"spec", "out", "data_dir", "stop_after"} begins a run and is answered by the child's
-process id; {"wait": id} is answered by its exit code, negative where a signal ended it. A child is collected only when it is
-waited for, so that its id cannot belong to another process when it is killed.
+Commands come as lines of JSON on stdin. {"spec", "out", "data_dir", "stop_after", "here"} begins a run and is answered by the
+child's process id; with "here" it runs in this process, so that all children find loaded what torch loads late, and is
+answered by its exit code. {"wait": id} is answered by the exit code of a child, negative where a signal ended it. A child is
+collected only when it is waited for, so that its id cannot belong to another process when it is killed.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def serve() -> None:
         if "wait" in order:
             _, status = os.waitpid(order["wait"], 0)
             answer = os.waitstatus_to_exitcode(status)
+        elif order["here"]:
+            answer = train(order)
         else:
             answer = os.fork()
             if answer == 0:
