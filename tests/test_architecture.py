@@ -13,10 +13,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
-    "errors", "stopping", "files", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training", "evaluation",
-    "collapse", "config", "recipes", "costs", "memory", "results", "model_card", "experiment", "inference", "prediction", "export", "beliefs",
-    "analysis", "suites", "grid", "engines", "display", "report", "estimator_inputs", "estimator", "cli_options",
-    "cli_show", "cli_data", "cli_table", "cli_figure", "cli_report", "cli_use", "cli", "__main__",
+    "errors", "stopping", "files", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training",
+    "evaluation", "collapse", "config", "recipes", "costs", "memory", "results", "continuing", "model_card", "experiment",
+    "inference", "prediction", "export", "beliefs", "analysis", "suites", "grid", "engines", "display", "report",
+    "estimator_inputs", "estimator", "cli_options", "cli_show", "cli_data", "cli_table", "cli_figure", "cli_report",
+    "cli_use", "cli", "__main__",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (

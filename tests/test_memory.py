@@ -91,7 +91,9 @@ import resource, sys, torch
 from pathlib import Path
 from conftest import training_of, tiny_spec
 torch.set_num_threads(1)
-training = training_of(tiny_spec(Path(sys.argv[1]), "fixmatch", **{"network.filters": 32, "plan.unlabeled_batch_size": 256}), Path(sys.argv[1]))
+data_dir = Path(sys.argv[1])
+spec = tiny_spec(data_dir, "fixmatch", **{"network.filters": 32, "plan.unlabeled_batch_size": 256})
+training = training_of(spec, data_dir)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for _ in range(3):
     training.take_step()

@@ -112,6 +112,8 @@ def test_a_forked_helper_dies_of_its_signal_and_says_nothing() -> None:
         "if not child:\n    time.sleep(60)\n    os._exit(0)\n"
         "time.sleep(0.2)\nos.kill(child, 15)\nprint(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True, env=os.environ)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True, env=os.environ
+    )
     assert answer.stdout == "-15\n"
     assert answer.stderr == ""

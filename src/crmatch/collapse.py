@@ -15,6 +15,8 @@ LOOKS = 5
 """Log points in a row that must agree before anything is said."""
 QUIET_SHARE = 0.25
 """Share of a run in which nothing is said: confidence comes late, and the first pseudo-labels are often of one class."""
+QUIET_STEPS = 200
+"""Steps after which anything can be said at all: a run of fewer is a trial."""
 FEWEST_USED = 0.1
 """Percent of pseudo-labels, below which the unlabeled images count as unused."""
 LARGEST_SHARE = 95.0
@@ -38,7 +40,7 @@ class CollapseWatch:
         sums = self._used.tolist()
         self._used.zero_()
         rate = line.get("mask_rate")
-        if rate is None or line["step"] < QUIET_SHARE * self._total:
+        if rate is None or line["step"] < max(QUIET_STEPS, QUIET_SHARE * self._total):
             return
         self._unused = self._unused + 1 if rate < FEWEST_USED else 0
         share = 100 * max(sums) / sum(sums) if sum(sums) else 0.0

@@ -21,6 +21,7 @@ from crmatch.augment.views import Batch
 from crmatch.augment.weak import WeakAugmentation
 from crmatch.collapse import CollapseWatch
 from crmatch.config import NUMERICS, RunSpec, differences
+from crmatch.continuing import explained, restore
 from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
 from crmatch.data.more_labels import add_labels
@@ -29,7 +30,7 @@ from crmatch.data.settings import Setting, default_data_dir
 from crmatch.data.splits import Split, describe_split, given_split, keep_split, make_split
 from crmatch.errors import DataError, DivergedError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
-from crmatch.files import checksum, read_json, remove_leftovers, write_file, write_json
+from crmatch.files import checksum, remove_leftovers, write_file, write_json
 from crmatch.memory import check_memory, free_bytes
 from crmatch.methods.base import LossTerms, Models
 from crmatch.model_card import model_card
@@ -38,7 +39,6 @@ from crmatch.networks.outputs import Network
 from crmatch.recipes import setting_of
 from crmatch.results import CurveFile, Errors, RunDirectory, RunRecord, run_directory
 from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint, save_checkpoint
-from crmatch.training.divergence import ADVICE, NoticedLateError, first_divergence
 from crmatch.training.loop import Curves, Observers, Training, train
 from crmatch.training.runtime import Runtime, choose_runtime, describe_machine
 
@@ -291,8 +291,7 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
         keep_split(directory.split, description)
         write_json(directory.spec, spec.to_json())
     else:
-        _check_continuation(checkpoint, directory, description["data_fingerprint"])
-        training.restore(checkpoint)
+        restore(training, checkpoint, directory, description["data_fingerprint"])
         logger.info("continuing %s after step %d", directory.path, checkpoint.step)
     curves = CurveFile(directory, training.step)
 
@@ -314,7 +313,7 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
         try:
             finished = train(training, observers)
         except DivergedError as error:
-            raise _explained(error, experiment, directory, training.step) from error
+            raise explained(error, experiment.training, directory, training.step) from error
         if not finished:
             raise StoppedError(
                 f"stopped after step {training.step} of {training.total_steps}; everything is saved in {directory.path}.\n"
@@ -327,41 +326,6 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     write_file(directory.card, model_card(record, config).encode())
     write_json(directory.record, record.model_dump(mode="json"))
     return record
-
-
-def _explained(error: DivergedError, experiment: Experiment, directory: RunDirectory, reached: int) -> DivergedError:
-    """`error` with the name of the last good checkpoint; where it was noticed late, a replay from there finds its step."""
-    checkpoints = checkpoint_files(directory.checkpoints)
-    if isinstance(error, NoticedLateError):
-        replay = experiment.training()
-        replay.finite.immediate = True
-        if (checkpoint := load_checkpoint(directory.checkpoints)) is not None:
-            replay.restore(checkpoint)
-        error = first_divergence(replay.take_step, reached - replay.step) or error
-    good = f"the last good checkpoint is {checkpoints[0].name}" if checkpoints else "no checkpoint had been saved before"
-    return DivergedError(f"{str(error).splitlines()[0]}\n{ADVICE}; {good}.")
-
-
-def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) -> None:
-    """A checkpoint may be continued only by the same numerics on the same data."""
-    if checkpoint.values["numerics"] != NUMERICS:
-        raise ResumeError(
-            f"{directory.path} was begun with numerics {checkpoint.values['numerics']}; this version has {NUMERICS}.\n"
-            "Finish it with the version that started it, or remove it."
-        )
-    split = read_json(directory.split)
-    started = split.get("data_fingerprint") if isinstance(split, dict) else None
-    if started != fingerprint:
-        raise DataError(
-            f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now).\n"
-            "Bring the old data back, or choose another --out."
-        )
-    if checkpoint.values["threads"] != torch.get_num_threads():
-        logger.warning(
-            "this run began with %d threads and continues with %d: the result will not be equal to the bit",
-            checkpoint.values["threads"],
-            torch.get_num_threads(),
-        )
 
 
 def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> RunRecord:
