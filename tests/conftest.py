@@ -28,10 +28,11 @@ def crmatch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     import signal
 
     from crmatch import cli
+    from crmatch.stopping import SIGNALS
 
     def call(*arguments: object) -> Outcome:
         monkeypatch.setattr("sys.argv", ["crmatch", *map(str, arguments)])
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: signal.getsignal(number) for number in SIGNALS}
         code = 0
         try:
             cli.main()

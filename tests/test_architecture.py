@@ -13,16 +13,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
-    "errors", "files", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training", "evaluation",
-    "config", "recipes", "costs", "results", "model_card", "experiment", "inference", "prediction", "export", "beliefs",
-    "analysis", "suites", "grid", "engines", "display", "report", "stopping", "estimator_inputs", "estimator", "cli_options",
-    "cli_show", "cli_data", "cli_table", "cli_figure", "cli_report", "cli_use", "cli", "__main__",
+    "errors", "stopping", "files", "frozen", "randomness", "data", "augment", "networks", "losses", "methods", "training",
+    "evaluation", "collapse", "config", "recipes", "costs", "memory", "results", "continuing", "model_card", "experiment",
+    "inference", "prediction", "export", "beliefs", "analysis", "suites", "grid", "engines", "display", "report",
+    "estimator_inputs", "estimator", "cli_options", "cli_show", "cli_data", "cli_table", "cli_figure", "cli_report",
+    "cli_use", "cli", "__main__",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (
     "crmatch", "crmatch.cli", "crmatch.config", "crmatch.recipes", "crmatch.results", "crmatch.methods", "crmatch.display",
     "crmatch.data.settings", "crmatch.data.packed", "crmatch.networks.config", "crmatch.training.plan",
-    "crmatch.suites", "crmatch.grid", "crmatch.costs", "crmatch.engines", "crmatch.report.tables",
+    "crmatch.suites", "crmatch.grid", "crmatch.costs", "crmatch.memory", "crmatch.engines", "crmatch.report.tables",
     "crmatch.report.table_formats",
     "crmatch.augment.variants", "crmatch.data.catalog", "crmatch.data.fetch", "crmatch.data.folder", "crmatch.data.preflight",
     "crmatch.analysis.curves", "crmatch.report.charts", "crmatch.cli_figure", "crmatch.cli_report",

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import pytest
 from conftest import TINY, Outcome, write_packed
 
 Command = Callable[..., Outcome]
-SCRIPT = [sys.executable, "-c", "from crmatch.cli import main; main()"]
 
 
 def tiny(data_dir: Path, out: Path) -> list[object]:
@@ -285,31 +282,10 @@ def test_a_read_only_output_directory_is_a_data_error(crmatch: Command, stripes:
     assert len(outcome.err.strip().splitlines()) == 2
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_the_same_command_continues(
-    crmatch: Command, stripes: Path, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    arguments = [*map(str, tiny(stripes, tmp_path / "runs")), "--set=plan.steps=100000", "--set=plan.log_every=1"]
-    process = subprocess.Popen([*SCRIPT, "train", *arguments], stderr=subprocess.PIPE, text=True)
-    metrics: list[Path] = []
-    for _ in range(600):
-        time.sleep(0.05)
-        metrics = list((tmp_path / "runs").rglob("metrics.jsonl"))
-        if metrics and metrics[0].stat().st_size:
-            break
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert "The same command continues" in err
-    assert "Traceback" not in err
-    saved = sorted(file.name for file in (metrics[0].parent / "checkpoint").iterdir())
-    assert int(saved[-1][5:13]) >= 1
-
-
 def test_divergence_ends_with_code_5_and_keeps_the_checkpoint(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
     outcome = crmatch("train", *tiny(stripes, tmp_path), "--set", "plan.learning_rate=1e12")
     assert outcome.code == 5
-    assert "the loss is not finite at step" in outcome.err
+    assert "is not finite at step" in outcome.err
     assert len([line for line in outcome.err.splitlines() if line.startswith("crmatch:")]) == 1
 
 

@@ -1,6 +1,15 @@
-"""`python -m crmatch` is the command `crmatch`."""
+"""The command `crmatch`, also as `python -m crmatch`: signals are caught before anything else is imported."""
 
-from crmatch.cli import main
+from crmatch.stopping import catch_signals
+
+
+def main() -> None:
+    """Run a command."""
+    catch_signals()
+    from crmatch.cli import main as run_command
+
+    run_command()
+
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,8 +30,8 @@ from crmatch.cli_report import register
 from crmatch.cli_show import show
 from crmatch.cli_table import table
 from crmatch.cli_use import export, predict, review, suggest
-from crmatch.errors import CRMatchError
-from crmatch.stopping import StopRequest
+from crmatch.errors import CRMatchError, StoppedError
+from crmatch.stopping import catch_signals, stop_request
 
 if TYPE_CHECKING:
     from crmatch.config import RunSpec
@@ -91,9 +90,9 @@ def train(
         shared = {key: value for key, value in changes.items() if key != "method" and not key.startswith("method.")}
         specs.append(make_spec(setting, "supervised", recipe, data_dir, shared, labels))
     _look_at_pictures(specs[0], data_dir, quiet=json_)
-    stop = StopRequest()
     from crmatch.experiment import run
 
+    stop = stop_request()
     records = []
     for spec in specs:
         with Display(spec, quiet=json_) as display:
@@ -138,13 +137,14 @@ def evaluate(
 
 def main() -> None:
     """Run a command; expected failures become two lines and their exit code."""
+    stop = catch_signals()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("crmatch").setLevel(logging.INFO)
     try:
         app(standalone_mode=False)
     except CRMatchError as error:
         typer.echo(f"crmatch: {error}", err=True)
-        raise SystemExit(130 if _interrupted() else error.exit_code) from None
+        raise SystemExit(stop.exit_code if isinstance(error, StoppedError) else error.exit_code) from None
     except typer.Abort:
         raise SystemExit(130) from None
     except typer.TyperException as error:
@@ -158,12 +158,6 @@ def main() -> None:
         advice = "Use smaller batches (plan.*_batch_size), images (--image-size) or networks (network.filters)."
         typer.echo(f"crmatch: this run does not fit into memory.\n{advice}", err=True)
         raise SystemExit(2) from None
-
-
-def _interrupted() -> bool:
-    handler = signal.getsignal(signal.SIGINT)
-    owner = getattr(handler, "__self__", None)
-    return isinstance(owner, StopRequest) and owner.signal == signal.SIGINT
 
 
 def _look_at_pictures(spec: RunSpec, data_dir: Path | None, quiet: bool) -> None:

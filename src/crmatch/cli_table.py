@@ -76,12 +76,10 @@ def _train(
     """Train what is missing; returns why runs have no record."""
     if not missing:
         return {}
-    from crmatch.stopping import StopRequest
-
-    stop = StopRequest()
     from crmatch.display import TableProgress
     from crmatch.engines import Ended, Store, set_aside
     from crmatch.results import run_directory
+    from crmatch.stopping import stop_request
 
     if fresh:
         for spec in missing:
@@ -94,7 +92,7 @@ def _train(
             problems[run.spec] = run.problem
         progress.ended(grid.place(run.spec), run.problem)
 
-    _engine(Store(out, data_dir, device), jobs).finish(missing, ended, stop)
+    _engine(Store(out, data_dir, device), jobs).finish(missing, ended, stop_request())
     return problems
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from crmatch.config import RunSpec
 from crmatch.errors import DivergedError, ResumeError, StoppedError
 from crmatch.results import RunDirectory
+from crmatch.stopping import SIGNALS
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -155,7 +156,7 @@ def _begin_worker(flag: Event, threads: int) -> None:
 
     global _worker
     _worker = _Worker(flag, threading.Lock())
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, args=(_worker,), daemon=True).start()

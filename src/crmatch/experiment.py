@@ -19,16 +19,19 @@ from crmatch.augment.normalize import Normalizer
 from crmatch.augment.policies import LearningPolicy, build_policy
 from crmatch.augment.views import Batch
 from crmatch.augment.weak import WeakAugmentation
+from crmatch.collapse import CollapseWatch
 from crmatch.config import NUMERICS, RunSpec, differences
+from crmatch.continuing import explained, restore
 from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
 from crmatch.data.more_labels import add_labels
 from crmatch.data.sets import load_data
 from crmatch.data.settings import Setting, default_data_dir
 from crmatch.data.splits import Split, describe_split, given_split, keep_split, make_split
-from crmatch.errors import DataError, RequestError, ResumeError, StoppedError
+from crmatch.errors import DataError, DivergedError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
-from crmatch.files import checksum, read_json, write_file, write_json
+from crmatch.files import checksum, remove_leftovers, write_file, write_json
+from crmatch.memory import check_memory, free_bytes
 from crmatch.methods.base import LossTerms, Models
 from crmatch.model_card import model_card
 from crmatch.networks.build import build_network
@@ -70,6 +73,7 @@ class Experiment:
             )
         self.normalizer = Normalizer(self.mean, self.std, runtime.dtype, runtime.device)
         self._test = (data.test.images.to(runtime.device), data.test.labels.to(runtime.device)) if data.test else None
+        self._collapse = CollapseWatch(data.train.class_names, spec.plan.total_steps(len(split.unlabeled)), runtime.device)
         self._truth = data.train.labels[self.split.unlabeled].to(runtime.device)
 
     def batches(self) -> BatchMaker:
@@ -120,6 +124,7 @@ class Experiment:
         """Counts behind the pseudo-label curves; the true classes are looked up here and nowhere else."""
         if loss.pseudo_labels is None:
             return {}
+        self._collapse.add(*loss.pseudo_labels)
         return pseudo_label_counts(*loss.pseudo_labels, self._truth[batch.unlabeled])
 
     def evaluate(self, models: Models) -> dict[str, float]:
@@ -144,6 +149,7 @@ class Experiment:
         def finish(line: Curves) -> None:
             if "count/used" in line:
                 line |= pseudo_label_quality(line)
+                self._collapse.look(line)
             log({key: value for key, value in line.items() if not key.startswith("count/")})
 
         return Observers(log=finish, evaluate=self.evaluate, observe=self.observe, **others)
@@ -224,6 +230,8 @@ def run(
         return finished
     runtime = choose_runtime(device, spec.precision)
     experiment = Experiment(spec, *load_run_data(spec, setting, data_dir), runtime)
+    on_host = runtime.device.type == "cpu"
+    check_memory(spec, setting, free_bytes() if on_host else torch.cuda.mem_get_info(runtime.device)[0])
     with _locked(directory):
         if (finished := _finished(directory, spec, resume)) is not None:
             return finished
@@ -267,6 +275,7 @@ def _locked(directory: RunDirectory) -> Iterator[None]:
             f"cannot write to {directory.path}: {error.strerror}.\nChoose a directory you may write to with --out."
         ) from error
     try:
+        remove_leftovers(directory.path)
         yield
     finally:
         lock.release()
@@ -282,8 +291,7 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
         keep_split(directory.split, description)
         write_json(directory.spec, spec.to_json())
     else:
-        _check_continuation(checkpoint, directory, description["data_fingerprint"])
-        training.restore(checkpoint)
+        restore(training, checkpoint, directory, description["data_fingerprint"])
         logger.info("continuing %s after step %d", directory.path, checkpoint.step)
     curves = CurveFile(directory, training.step)
 
@@ -302,7 +310,11 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     advance = progress.advance if progress else lambda steps: None
     observers = experiment.observers(log, save=save, advance=advance, stop=stop)
     with curves:
-        if not train(training, observers):
+        try:
+            finished = train(training, observers)
+        except DivergedError as error:
+            raise explained(error, experiment.training, directory, training.step) from error
+        if not finished:
             raise StoppedError(
                 f"stopped after step {training.step} of {training.total_steps}; everything is saved in {directory.path}.\n"
                 "The same command continues."
@@ -314,28 +326,6 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     write_file(directory.card, model_card(record, config).encode())
     write_json(directory.record, record.model_dump(mode="json"))
     return record
-
-
-def _check_continuation(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) -> None:
-    """A checkpoint may be continued only by the same numerics on the same data."""
-    if checkpoint.values["numerics"] != NUMERICS:
-        raise ResumeError(
-            f"{directory.path} was begun with numerics {checkpoint.values['numerics']}; this version has {NUMERICS}.\n"
-            "Finish it with the version that started it, or remove it."
-        )
-    split = read_json(directory.split)
-    started = split.get("data_fingerprint") if isinstance(split, dict) else None
-    if started != fingerprint:
-        raise DataError(
-            f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now).\n"
-            "Bring the old data back, or choose another --out."
-        )
-    if checkpoint.values["threads"] != torch.get_num_threads():
-        logger.warning(
-            "this run began with %d threads and continues with %d: the result will not be equal to the bit",
-            checkpoint.values["threads"],
-            torch.get_num_threads(),
-        )
 
 
 def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> RunRecord:

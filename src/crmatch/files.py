@@ -30,10 +30,17 @@ def write_file(path: Path, content: bytes) -> None:
             os.close(descriptor)
     except OSError as error:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
         reason = error.strerror or type(error).__name__
         advice = "What was there before is unchanged; choose another --out or free some space."
         raise DataError(f"cannot write {path}: {reason}.\n{advice}") from error
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what killed writers left in and below `directory`; the caller holds its lock, so nobody is writing."""
+    for temporary in directory.rglob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def checksum(content: bytes) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -130,25 +131,33 @@ class CurveFile:
         write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
 
     def __enter__(self) -> CurveFile:
-        self._file = open(self._path, "a", encoding="utf-8")
+        with self._writing():
+            self._file = open(self._path, "a", encoding="utf-8")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk was reported when the line was written
+            self._file.close()
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line and hand it to the system."""
         self.lines.append(dict(line))
-        try:
+        with self._writing():
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
-        except OSError as error:
-            reason = f"cannot write {self._path}: {error.strerror}"
-            raise DataError(f"{reason}.\nFree some space; the same command continues.") from error
 
     def flush(self) -> None:
         """Put all lines on the disk, before a checkpoint that relies on them."""
-        os.fsync(self._file.fileno())
+        with self._writing():
+            os.fsync(self._file.fileno())
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = f"cannot write {self._path}: {error.strerror}"
+            raise DataError(f"{reason}.\nFree some space; the same command continues.") from error
 
 
 def run_directory(out: Path, spec: RunSpec, setting: Setting) -> RunDirectory:

@@ -39,8 +39,11 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     metadata = {"step": str(checkpoint.step), "values": json.dumps(checkpoint.values)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     content = safetensors.torch.save(tensors, metadata)
-    write_file(directory / f"step-{checkpoint.step:08d}-{checksum(content)}.safetensors", content)
-    for old in checkpoint_files(directory)[KEPT:]:
+    written = directory / f"step-{checkpoint.step:08d}-{checksum(content)}.safetensors"
+    write_file(written, content)
+    others = [file for file in checkpoint_files(directory) if file != written]
+    same_step = [file for file in others if _parts(file)[0] == checkpoint.step]  # saved before a kill, with other timings
+    for old in same_step + [file for file in others if file not in same_step][KEPT - 1 :]:
         with contextlib.suppress(OSError):
             old.unlink()
 
@@ -52,31 +55,45 @@ def checkpoint_files(directory: Path) -> list[Path]:
     return sorted((file for file in directory.iterdir() if _NAME.fullmatch(file.name)), reverse=True)
 
 
+def _parts(file: Path) -> tuple[int, str]:
+    """Step and checksum in a checkpoint's name."""
+    match = _NAME.fullmatch(file.name)
+    assert match is not None
+    return int(match[1]), match[2]
+
+
 def load_checkpoint(directory: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; None where none was ever written.
 
     Raises:
         ResumeError: there are checkpoints, and all of them are damaged.
     """
-    files = checkpoint_files(directory)
-    for file in files:
-        match = _NAME.fullmatch(file.name)
-        assert match is not None
+    damaged: list[Path] = []
+    for file in checkpoint_files(directory):
         try:
-            content = file.read_bytes()
-        except OSError:
+            checkpoint = _read(file)
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            logger.warning("the checkpoint %s is damaged: %s", file, reason)
+            damaged.append(file)
             continue
-        if checksum(content) == match[2]:
-            return _parse(content)
-        logger.warning("%s is damaged; the checkpoint before it is used", file)
-    if files:
+        if damaged:
+            logger.warning("the checkpoint before it, %s, is used: the steps since then are computed again", file.name)
+        for other in damaged:  # set aside, so that it does not count as one of the last two
+            with contextlib.suppress(OSError):
+                other.rename(other.with_name(f"{other.name}.damaged"))
+        return checkpoint
+    if damaged:
         raise ResumeError(
             f"all checkpoints in {directory} are damaged.\nRemove the run's directory to start it again from the beginning."
         )
     return None
 
 
-def _parse(content: bytes) -> Checkpoint:
+def _read(file: Path) -> Checkpoint:
+    content = file.read_bytes()
+    if checksum(content) != _parts(file)[1]:
+        raise ValueError("its bytes do not fit the checksum in its name")
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     return Checkpoint(int(metadata["step"]), safetensors.torch.load(content), json.loads(metadata["values"]))

@@ -21,6 +21,7 @@ from crmatch.networks.ema import MovingAverage
 from crmatch.networks.outputs import Network
 from crmatch.randomness import generator
 from crmatch.training.checkpoint import Checkpoint
+from crmatch.training.divergence import ADVICE, FiniteWatch, NoticedLateError
 from crmatch.training.meter import Meter
 from crmatch.training.optimizer import build_optimizer, set_learning_rate
 from crmatch.training.plan import TrainPlan
@@ -96,6 +97,7 @@ class Training:
         self.average.network.eval()
         self.models = Models(self.network, self.average.network)
         self.optimizer = build_optimizer(self.network, self.plan)
+        self.finite = FiniteWatch(immediate=self.runtime.host_sync_is_free)
         self.network.register_forward_pre_hook(self._count_images)
 
     def _count_images(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -110,9 +112,10 @@ class Training:
         with dropout_from(self.network, step.generator("dropout")):
             loss = self.method.loss(batch, self.models, step)
         total = loss.total
-        if self.runtime.host_sync_is_free and not math.isfinite(total.item()):
-            raise DivergedError(self.divergence(loss))
         torch.autograd.backward(total)
+        gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
+        if self.finite.bad_step(total, gradients):
+            raise DivergedError(self.divergence(loss))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.average.update(self.network, self.step)
@@ -183,22 +186,23 @@ class Training:
 
         self.method.refresh(Refresh(self.models, step, self.batches.pool_labels(), features))
 
+    def check_flag(self) -> None:
+        """Raise where a step since the last look was bad and nobody knew: on devices that must not wait."""
+        if self.finite.bad_since_last_look():
+            raise NoticedLateError(f"loss or gradient are not finite, noticed after step {self.step}.\n{ADVICE}.")
+
     def check_weights(self) -> None:
         """Raise before weights that left the finite numbers are evaluated or saved."""
+        self.check_flag()
         norms = torch.stack(torch._foreach_norm([parameter.detach() for parameter in self.network.parameters()]))
         if not bool(norms.isfinite().all()):
-            raise DivergedError(
-                f"the weights are not finite after step {self.step}.\n"
-                "Try a smaller plan.learning_rate; the last checkpoint is unharmed."
-            )
+            raise DivergedError(f"the weights are not finite after step {self.step}.\n{ADVICE}.")
 
     def divergence(self, loss: LossTerms) -> str:
-        """What to say when the loss is not finite."""
+        """What to say when the loss or its gradient is not finite."""
         terms = ", ".join(f"{name} = {term.item():g}" for name, term in loss.terms.items())
-        return (
-            f"the loss is not finite at step {self.step}: {terms}.\n"
-            "Try a smaller plan.learning_rate; the last checkpoint is unharmed."
-        )
+        what = "gradient" if math.isfinite(loss.total.item()) else "loss"
+        return f"the {what} is not finite at step {self.step}: {terms}.\n{ADVICE}."
 
 
 def train(training: Training, observers: Observers) -> bool:
@@ -208,6 +212,7 @@ def train(training: Training, observers: Observers) -> bool:
     before = training.seconds
     while training.step < training.total_steps:
         if observers.stop():
+            training.check_weights()
             observers.save(training.checkpoint())
             return False
         rate = training.learning_rate
@@ -220,8 +225,7 @@ def train(training: Training, observers: Observers) -> bool:
         evaluates = last or step % plan.evaluate_every == 0
         if evaluates or step % plan.log_every == 0:
             line: Curves = {"step": step, "learning_rate": rate, **training.meter.means()}
-            if not math.isfinite(line["loss/total"]):
-                raise DivergedError(training.divergence(loss))
+            training.check_flag()
             now = time.perf_counter()
             line["images_per_second"] = (training.images - logged_images) / (now - logged_at)
             if evaluates:

@@ -1,0 +1,112 @@
+"""A run that cannot fit says so before its first step, and the estimate is near what a run takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import Outcome, tiny_spec
+from crmatch.config import replace
+from crmatch.data.settings import parse_setting
+from crmatch.errors import RequestError
+from crmatch.memory import check_memory, free_bytes, needed_bytes
+from crmatch.recipes import recipe
+
+CIFAR = parse_setting("cifar10@4")
+GIB = 1 << 30
+
+
+def test_the_paper_run_on_cifar_10_is_refused_on_a_small_machine_and_the_batch_named_would_fit() -> None:
+    spec = recipe(CIFAR, "crmatch", "paper")
+    check_memory(spec, CIFAR, 16 * GIB)
+    check_memory(spec, CIFAR, None)
+    with pytest.raises(RequestError, match=r"needs about 13\.\d GB of memory, and 4\.3 GB are free") as refusal:
+        check_memory(spec, CIFAR, 4 * GIB)
+    lines = str(refusal.value).splitlines()
+    assert len(lines) == 2
+    size = int(lines[1].partition("plan.unlabeled_batch_size=")[2].partition(".")[0])
+    check_memory(replace(spec, **{"plan.unlabeled_batch_size": size}), CIFAR, 4 * GIB)
+    with pytest.raises(RequestError, match="are free"):
+        check_memory(replace(spec, **{"plan.unlabeled_batch_size": 2 * size}), CIFAR, 4 * GIB)
+
+
+def test_where_no_batch_fits_the_other_switches_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(recipe(CIFAR, "crmatch", "paper"), **{"network.filters": 2000})
+    with pytest.raises(RequestError, match=r"network\.filters"):
+        check_memory(spec, CIFAR, 4 * GIB)
+    monkeypatch.setenv("CRMATCH_IGNORE_MEMORY", "1")
+    check_memory(spec, CIFAR, 4 * GIB)
+
+
+def test_double_precision_needs_twice_as_much(stripes: Path) -> None:
+    single, double = tiny_spec(stripes), tiny_spec(stripes, precision="fp64")
+    setting = parse_setting("stripes@2", stripes)
+    assert needed_bytes(double, setting) == 2 * needed_bytes(single, setting)
+
+
+def test_a_run_that_cannot_fit_ends_with_code_2_before_it_writes(crmatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    arguments = ["--set", "plan.unlabeled_batch_size=65536", "--set", "network.filters=512", "--out", tmp_path / "runs"]
+    outcome = crmatch("train", "digits@4", *arguments)
+    assert outcome.code == 2
+    assert "are free" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_free_memory_is_what_the_system_and_every_group_above_allow(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) is None
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 900 kB\nMemAvailable:    800 kB\n")
+    assert free_bytes(tmp_path) == 800 * 1024
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/job/step\n2:cpu:/\n0::/unit\n")
+    step, job = tmp_path / "sys/fs/cgroup/memory/job/step", tmp_path / "sys/fs/cgroup/memory/job"
+    step.mkdir(parents=True)
+    for place, limit in ((step, 9223372036854771712), (job, 500_000)):
+        (place / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (place / "memory.usage_in_bytes").write_text("300000\n")
+        (place / "memory.stat").write_text("cache 5\ntotal_inactive_file 100000\n")
+    assert free_bytes(tmp_path) == 300_000
+    unit = tmp_path / "sys/fs/cgroup/unit"
+    unit.mkdir()
+    (unit / "memory.max").write_text("max\n")
+    (unit / "memory.current").write_text("1\n")
+    assert free_bytes(tmp_path) == 300_000
+    (unit / "memory.max").write_text("250001\n")
+    assert free_bytes(tmp_path) == 250_000
+
+
+def test_this_machine_has_some_memory() -> None:
+    free = free_bytes()
+    assert free is not None
+    assert free > 1 << 26
+
+
+MEASURE = """
+import resource, sys, torch
+from pathlib import Path
+from conftest import training_of, tiny_spec
+torch.set_num_threads(1)
+data_dir = Path(sys.argv[1])
+spec = tiny_spec(data_dir, "fixmatch", **{"network.filters": 32, "plan.unlabeled_batch_size": 256})
+training = training_of(spec, data_dir)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for _ in range(3):
+    training.take_step()
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+def test_the_estimate_is_near_the_measured_peak(stripes: Path) -> None:
+    """518 images of 16x16 through a WRN-28-2: neither refuses what fits by far, nor promises half of what it takes."""
+    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    command = [sys.executable, "-c", MEASURE, str(stripes)]
+    answer = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "PYTHONPATH": paths}
+    )
+    spec = tiny_spec(stripes, "fixmatch", **{"network.filters": 32, "plan.unlabeled_batch_size": 256})
+    assert 0.6 < needed_bytes(spec, parse_setting("stripes@2", stripes)) / int(answer.stdout) < 1.6

@@ -1,0 +1,147 @@
+"""Loss and gradients that leave the finite numbers: found at once on a CPU, by a flag and a replay elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import tiny_spec, training_of
+from crmatch.collapse import LOOKS, CollapseWatch
+from crmatch.errors import DivergedError
+from crmatch.experiment import run
+from crmatch.recipes import setting_of
+from crmatch.results import run_directory
+from crmatch.training.checkpoint import checkpoint_files
+from crmatch.training.divergence import FiniteWatch, NoticedLateError, first_divergence
+from crmatch.training.loop import Observers, Training, train
+from crmatch.training.runtime import Runtime
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_any_value_that_is_not_finite_is_seen_and_the_largest_finite_ones_are_not(value: float, where: str) -> None:
+    largest = torch.finfo(torch.float32).max
+    total, gradients = torch.tensor(largest), [torch.full((300, 7), -largest), torch.zeros(3)]
+    watch, late = FiniteWatch(immediate=True), FiniteWatch(immediate=False)
+    assert not watch.bad_step(total, gradients)
+    late.bad_step(total, gradients)
+    assert not late.bad_since_last_look()
+    if where == "loss":
+        total = torch.tensor(value)
+    else:
+        gradients[0][123, 4] = value
+    assert watch.bad_step(total, gradients)
+    assert not late.bad_step(total, gradients)
+    late.bad_step(torch.tensor(0.0), [torch.zeros(2)])
+    assert late.bad_since_last_look()
+    assert not late.bad_since_last_look()
+
+
+def spoil(training: Training, step: int) -> None:
+    """Make one weight's gradient infinite at `step`, the loss staying finite."""
+    weight = training.network.classifier.weight
+    weight.register_hook(lambda gradient: gradient / 0.0 if training.step == step else gradient)
+
+
+def test_a_gradient_that_is_not_finite_stops_before_weights_move(stripes: Path) -> None:
+    training = training_of(tiny_spec(stripes), stripes)
+    spoil(training, 2)
+    for _ in range(2):
+        training.take_step()
+    before = training.network.classifier.weight.detach().clone()
+    with pytest.raises(DivergedError, match=r"the gradient is not finite at step 2: supervised = \d.*rotation = \d"):
+        training.take_step()
+    assert torch.equal(before, training.network.classifier.weight)
+
+
+def test_where_the_device_must_not_wait_the_flag_is_read_at_log_points(stripes: Path) -> None:
+    training = training_of(tiny_spec(stripes), stripes)
+    training.finite.immediate = False
+    spoil(training, 4)
+    lines: list[dict[str, Any]] = []
+    with pytest.raises(NoticedLateError, match="noticed after step 5"):
+        train(training, Observers(log=lines.append))
+    assert [line["step"] for line in lines] == [3]
+
+
+def test_a_late_notice_is_replayed_from_the_last_checkpoint_to_the_first_bad_step(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a GPU, forced on a CPU: step 10 is bad, noticed at the log point after step 12, saved last after step 8."""
+    monkeypatch.setattr(Runtime, "host_sync_is_free", property(lambda self: False))
+    begin = Training.__post_init__
+    monkeypatch.setattr(Training, "__post_init__", lambda self: (begin(self), spoil(self, 10))[0])
+    spec = tiny_spec(stripes, **{"plan.evaluate_every": 100, "plan.log_every": 6})
+    with pytest.raises(DivergedError) as caught:
+        run(spec, tmp_path, data_dir=stripes)
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("the gradient is not finite at step 10: supervised = ")
+    (newest, _) = checkpoint_files(run_directory(tmp_path, spec, setting_of(spec, stripes)).checkpoints)
+    assert newest.name.startswith("step-00000008")
+    assert second == f"Try a smaller plan.learning_rate; the last good checkpoint is {newest.name}."
+
+
+def test_a_divergence_before_the_first_checkpoint_says_so(stripes: Path, tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"is not finite at step \d.*\n.*no checkpoint had been saved before"):
+        run(tiny_spec(stripes, **{"plan.learning_rate": 1e15}), tmp_path, data_dir=stripes)
+
+
+def test_a_replay_that_stays_finite_finds_nothing() -> None:
+    assert first_divergence(lambda: None, 3) is None
+
+
+class Pseudo:
+    """Feeds a watch with log points."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.WARNING)
+        self.watch, self.caplog, self.step = CollapseWatch(("cat", "dog"), 1000, torch.device("cpu")), caplog, 240
+
+    def look(self, labels: list[int], used: float, rate: float) -> None:
+        self.step += 10
+        self.watch.add(torch.tensor(labels), torch.full((len(labels),), used))
+        self.watch.look({"step": self.step, "mask_rate": rate})
+
+    @property
+    def said(self) -> list[str]:
+        return [record.getMessage() for record in self.caplog.records]
+
+
+def test_a_class_that_takes_all_pseudo_labels_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    pseudo = Pseudo(caplog)
+    for _ in range(LOOKS - 1):
+        pseudo.look([1] * 40, 1.0, 100.0)
+    pseudo.look([0, 1], 1.0, 100.0)
+    assert not pseudo.said
+    for _ in range(3 * LOOKS):
+        pseudo.look([1] * 40, 1.0, 100.0)
+    (text,) = pseudo.said
+    assert "100 % of the pseudo-labels used are 'dog'; the model may have collapsed onto that class" in text
+    assert len(text.splitlines()) == 2
+
+
+def test_pseudo_labels_that_are_never_used_are_noticed_once_and_late(caplog: pytest.LogCaptureFixture) -> None:
+    pseudo = Pseudo(caplog)
+    pseudo.step = 0
+    for _ in range(20):
+        pseudo.look([0, 1], 0.0, 0.0)
+    assert not pseudo.said
+    for _ in range(40):
+        pseudo.look([0, 1], 0.0, 0.0)
+    (text,) = pseudo.said
+    assert "hardly any pseudo-label is confident enough to be used (0 %)" in text
+    assert "Lower method.threshold" in text
+
+
+def test_a_run_feeds_the_watch(
+    stripes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crmatch.collapse.QUIET_STEPS", 0)
+    caplog.set_level(logging.WARNING)
+    run(tiny_spec(stripes, **{"method.threshold": 1.0, "plan.log_every": 1}), tmp_path, data_dir=stripes)
+    assert sum("hardly any pseudo-label" in record.getMessage() for record in caplog.records) == 1
