@@ -9,7 +9,8 @@ import sys
 class StopRequest:
     """Asks a run to save and end when a signal arrives; a second signal ends at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
         self.signal: int | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
@@ -18,7 +19,8 @@ class StopRequest:
         if self.signal is not None:
             raise SystemExit(128 + number)
         self.signal = number
-        sys.stderr.write("\nfinishing this step and saving; press again to end at once\n")
+        if not self._quiet:
+            sys.stderr.write("\nfinishing this step and saving; press again to end at once\n")
 
     def __call__(self) -> bool:
         """Whether a signal has arrived."""

@@ -18,6 +18,7 @@ from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
 from crmatch.networks.dropout import dropout_from
 from crmatch.networks.ema import MovingAverage
+from crmatch.networks.joint_norm import share_among
 from crmatch.networks.outputs import Network
 from crmatch.randomness import generator
 from crmatch.training.checkpoint import Checkpoint
@@ -92,6 +93,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.network.to(device=self.runtime.device, dtype=self.runtime.dtype).channels_last().train()
+        share_among(self.network, self.runtime.processes)
         self.average = MovingAverage(self.network, self.plan.ema_decay, self.plan.ema_warmup)
         self.average.network.eval()
         self.models = Models(self.network, self.average.network)
@@ -113,6 +115,7 @@ class Training:
         if self.runtime.host_sync_is_free and not math.isfinite(total.item()):
             raise DivergedError(self.divergence(loss))
         torch.autograd.backward(total)
+        self.runtime.processes.average_gradients(self.network.parameters())
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.average.update(self.network, self.step)
@@ -205,7 +208,7 @@ def train(training: Training, observers: Observers) -> bool:
     started, logged_at, logged_images = time.perf_counter(), time.perf_counter(), training.images
     before = training.seconds
     while training.step < training.total_steps:
-        if observers.stop():
+        if training.runtime.processes.any(observers.stop()):
             observers.save(training.checkpoint())
             return False
         rate = training.learning_rate
