@@ -15,8 +15,8 @@ PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
     "errors", "files", "frozen", "randomness", "processes", "data", "augment", "networks", "losses", "methods", "training",
     "evaluation", "config", "recipes", "costs", "results", "model_card", "experiment", "inference", "prediction", "export",
-    "beliefs", "analysis", "suites", "grid", "engines", "display", "report", "stopping", "estimator_inputs", "estimator", "cli_options",
-    "cli_show", "cli_data", "cli_table", "cli_figure", "cli_report", "cli_use", "cli", "__main__",
+    "beliefs", "analysis", "suites", "grid", "engines", "display", "report", "stopping", "estimator_inputs", "estimator",
+    "cli_options", "cli_show", "cli_data", "cli_table", "cli_figure", "cli_report", "cli_use", "cli", "__main__",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -135,7 +136,7 @@ def _exchange(operation: Callable[..., Any], *values: Any, **choices: Any) -> No
     try:
         operation(*values, **choices)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0]).split(". ")[0]
         raise LostProcessError(
             f"another process of this run ended or does not answer ({reason}).\n"
             "The last checkpoint is unharmed: the same command continues, on as many processes as there are."

@@ -109,10 +109,12 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, mean, variance, count = ctx.saved_tensors
-        # torch's backward of evaluation mode gives just the two sums: of dy xhat, and of dy.
-        _, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
-            gradient, inputs, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
-        )
+        weight_gradient, bias_gradient = torch.zeros_like(weight), torch.zeros_like(weight)
+        if len(inputs):  # without rows torch's kernel divides by zero
+            # torch's backward of evaluation mode gives just the two sums: of dy xhat, and of dy.
+            _, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
+                gradient, inputs, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
+            )
         correlation, total = ctx.processes.total(torch.stack([weight_gradient, bias_gradient])) / count.to(weight.dtype)
         scale = weight * torch.rsqrt(variance + ctx.eps)
         shift = F.batch_norm(inputs, mean, variance, -scale * correlation, -scale * total, training=False, eps=ctx.eps)
