@@ -113,7 +113,7 @@ def test_features_before_attention_and_confidences_after_it_are_remembered_for_t
     batch, student = make_batch(method), make_student(method)
     attended, _, features = branches(make_student(method), torch.cat([batch.views["labeled"], batch.views["weak"]]))
     method.loss(batch, Models(student, student), LATE)
-    memory = student.heads["memory"]
+    memory = student.state("memory")
     torch.testing.assert_close(memory["features"][batch.unlabeled], features[3:])
     best = [max(reference.softmax(row)) for row in attended[3:]]
     assert memory["confidence"][batch.unlabeled].tolist() == pytest.approx(best)
@@ -127,7 +127,7 @@ def test_the_warm_up_remembers_nothing() -> None:
     method = FeatMatch(strong_views=1)
     batch, student = make_batch(method), make_student(method)
     method.loss(batch, Models(student, student), WARM)
-    assert not bool(student.heads["memory"]["confidence"].any())
+    assert not bool(student.state("memory")["confidence"].any())
 
 
 def test_guessed_labels_carry_no_gradient_and_leave_running_statistics_alone() -> None:
@@ -185,7 +185,7 @@ def test_prototypes_are_renewed_at_the_end_of_the_warm_up_and_every_interval_aft
 def test_unlabeled_prototypes_come_from_the_last_interval_and_are_then_forgotten(stripes: Path) -> None:
     keys = {"method.warmup_steps": 18_300, "method.refresh_steps": 91_500, "method.prototypes": 4}  # 2 and 10 of 20 steps
     training = training_of(tiny_spec(stripes, "featmatch", **keys, **{"method.prototype_confidence": 0.01}), stripes)
-    memory, refiner = training.network.heads["memory"], training.network.heads["refiner"]
+    memory, refiner = training.network.state("memory"), training.network.heads["refiner"]
     for _ in range(12):
         training.take_step()
     memory["classes"].copy_(torch.arange(30) % 3)

@@ -26,7 +26,7 @@ def make_student(method: LabelPropagation) -> Any:
     config = WideResNetConfig(filters=4, repeat=1)
     student = build_network(config, channels=2, image_size=8, classes=3, unlabeled=8, heads=method.heads).double()
     if "memory" in student.heads:
-        memory: Any = student.heads["memory"]
+        memory: Any = student.state("memory")
         memory["labels"].copy_(torch.tensor([0, 1, 2, 0, 1, 2, 2, 2]))
         memory["certainty"].copy_(torch.linspace(0, 1, 8))
         memory["class_weights"].copy_(torch.tensor([2.0, 1.0, 0.5]))
@@ -50,7 +50,7 @@ def test_the_terms_of_the_second_stage_equal_the_loop_over_images() -> None:
     student = make_student(method)
     found = method.loss(batch, Models(student, student), LATE)
     logits = make_student(method)(torch.cat([batch.views["labeled"], batch.views["weak"]])).logits.tolist()
-    memory = student.heads["memory"]
+    memory = student.state("memory")
     expected = reference.loss_terms(
         logits[:4],
         batch.labels.tolist(),
@@ -95,7 +95,7 @@ def test_without_the_pseudo_label_weight_it_is_supervised_to_the_end() -> None:
 def test_an_image_of_no_certainty_gives_no_gradient() -> None:
     method, batch = LabelPropagation(), make_batch()
     student = make_student(method)
-    student.heads["memory"]["certainty"].zero_()
+    student.state("memory")["certainty"].zero_()
     images = batch.views["weak"].requires_grad_()
     student.eval()  # batch statistics would connect the images
     method.loss(batch, Models(student, student), LATE).total.backward()
@@ -105,7 +105,7 @@ def test_an_image_of_no_certainty_gives_no_gradient() -> None:
 
 def test_labels_are_propagated_before_every_epoch_of_the_second_half_and_never_else(stripes: Path) -> None:
     training = training_of(tiny_spec(stripes, "label_propagation"), stripes)
-    memory = training.network.heads["memory"]
+    memory = training.network.state("memory")
     changed = []
     for step in range(20):
         before = memory["certainty"].clone()
@@ -143,7 +143,7 @@ def test_one_full_size_step_on_84_pixel_images() -> None:
     random = torch.Generator().manual_seed(0)
     views = {"labeled": torch.randn(31, 3, 84, 84, generator=random), "weak": torch.randn(97, 3, 84, 84, generator=random)}
     batch = Batch(torch.arange(31), views, torch.arange(97))
-    student.heads["memory"]["certainty"].fill_(0.5)
+    student.state("memory")["certainty"].fill_(0.5)
     loss = method.loss(batch, Models(student, student), LATE)
     loss.total.backward()
     assert torch.isfinite(loss.total)

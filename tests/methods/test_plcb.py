@@ -28,7 +28,7 @@ LATE = Step(9, 10, lambda stream: torch.Generator().manual_seed(5))
 def make_student(method: PLCB) -> Any:
     config = WideResNetConfig(filters=4, repeat=1)
     student = build_network(config, channels=2, image_size=8, classes=3, unlabeled=8, heads=method.heads).double()
-    memory: Any = student.heads["memory"]
+    memory: Any = student.state("memory")
     memory["labels"].copy_(torch.rand(8, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1))
     return student
 
@@ -54,7 +54,7 @@ def test_every_term_equals_the_loop_over_mixed_images(step: Step) -> None:
     images, labels = batch.views["labeled"], torch.eye(3, dtype=torch.float64)[batch.labels]
     if step is LATE:
         images = torch.cat([images, batch.views["weak"]])
-        labels = torch.cat([labels, student.heads["memory"]["labels"][batch.unlabeled]])
+        labels = torch.cat([labels, student.state("memory")["labels"][batch.unlabeled]])
     found = method.loss(batch, Models(student, student), step)
     mixing = draw_mixing(len(images), 1.0, step.generator("mixup"), torch.device("cpu"), per="batch", keep_larger=False)
     share = mixing.share[0].item()
@@ -74,12 +74,12 @@ def test_every_term_equals_the_loop_over_mixed_images(step: Step) -> None:
 def test_the_warm_up_sees_labeled_images_only_and_writes_no_labels() -> None:
     method = PLCB()
     batch, student = make_batch(method), make_student(method)
-    before = copy.deepcopy(student.heads["memory"])
+    before = copy.deepcopy(student.state("memory"))
     seen: list[int] = []
     student.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
     method.loss(batch, Models(student, student), WARM)
     assert seen == [4]
-    assert all(torch.equal(before[name], student.heads["memory"][name]) for name in ("labels", "next_labels"))
+    assert all(torch.equal(before[name], student.state("memory")[name]) for name in ("labels", "next_labels"))
 
 
 @pytest.mark.parametrize("images", ["augmented", "plain"])
@@ -89,13 +89,13 @@ def test_the_next_labels_are_predictions_on_the_images_asked_for_and_the_current
     names = ("labeled", "weak") if images == "augmented" else ("plain_labeled", "plain")
     with torch.no_grad():
         logits = make_student(method)(torch.cat([batch.views[name] for name in names])).logits
-    expected = student.heads["memory"]["next_labels"].clone()
+    expected = student.state("memory")["next_labels"].clone()
     expected[batch.unlabeled] = logits[4:].softmax(dim=1)
-    before = student.heads["memory"]["labels"].clone()
+    before = student.state("memory")["labels"].clone()
     method.loss(batch, Models(student, student), LATE)
-    torch.testing.assert_close(student.heads["memory"]["next_labels"], expected)
-    assert torch.equal(student.heads["memory"]["labels"], before)
-    assert not student.heads["memory"]["next_labels"].requires_grad
+    torch.testing.assert_close(student.state("memory")["next_labels"], expected)
+    assert torch.equal(student.state("memory")["labels"], before)
+    assert not student.state("memory")["next_labels"].requires_grad
 
 
 def test_only_the_mixed_pass_moves_running_statistics() -> None:
@@ -122,7 +122,7 @@ def test_doubling_a_weight_adds_exactly_its_weighted_term_and_none_removes_it(te
 
 def test_labels_change_only_at_the_ends_of_epochs(stripes: Path) -> None:
     training = training_of(tiny_spec(stripes, "plcb", **{"method.warmup_epochs": 82}), stripes)  # 4 of 20 steps
-    memory = training.network.heads["memory"]
+    memory = training.network.state("memory")
     changed, written = [], []
     for step in range(20):
         labels, following = memory["labels"].clone(), memory["next_labels"].clone()
@@ -144,7 +144,7 @@ def test_the_first_labels_are_predictions_of_the_warmed_up_network(stripes: Path
     with torch.no_grad():
         expected = torch.cat([network(images).logits for images in training.batches.pool("unlabeled")]).softmax(dim=1)
     training.take_step()
-    torch.testing.assert_close(training.network.heads["memory"]["labels"], expected)
+    torch.testing.assert_close(training.network.state("memory")["labels"], expected)
 
 
 def test_the_papers_recipe_has_its_own_batches_rates_network_and_weak_view() -> None:

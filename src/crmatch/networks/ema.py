@@ -7,23 +7,29 @@ import copy
 import torch
 from torch import Tensor
 
+from crmatch.networks.heads import RunningState
 from crmatch.networks.outputs import Network
 
 
 class MovingAverage:
     """theta' <- d * theta' + (1 - d) * theta for parameters; buffers are copied, never averaged.
 
-    What a method remembers (`RunningState`) exists once and is not copied.
+    What a method remembers (`RunningState`) exists once: the average has the very same values, not a copy to be renewed.
     With `warmup`, d is min(decay, (1 + t) / (10 + t)) at step t, so that a short run is not dominated by its start.
     """
 
     def __init__(self, network: Network, decay: float, warmup: bool) -> None:
         self.network: Network = copy.deepcopy(network)
         self.network.requires_grad_(False)
+        for name, head in network.heads.items():
+            if isinstance(head, RunningState):
+                self.network.heads[name] = head
         self.decay = decay
         self.warmup = warmup
         self._averaged: list[Tensor] = list(self.network.parameters())
         self._copied = list(self.network.buffers())
+        self.shared = frozenset(name for name, mine in self.network.named_buffers() if mine is network.get_buffer(name))
+        """Buffers that are the network's own."""
 
     @torch.no_grad()
     def update(self, source: Network, step: int) -> None:

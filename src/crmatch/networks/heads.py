@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -17,18 +17,12 @@ def projection_head(inputs: int, width: int, kind: Literal["linear", "mlp"]) -> 
 
 
 class RunningState(nn.Module):
-    """What a method remembers from step to step: buffers without a function, so that checkpoints hold them.
-
-    It exists once: the moving average of a network has the very same values, not a copy to be renewed every step.
-    """
+    """What a method remembers from step to step: buffers without a function, so that checkpoints hold them."""
 
     def __init__(self, **values: Tensor) -> None:
         super().__init__()
         for name, value in values.items():
             self.register_buffer(name, value)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
 
 
 def linear_head(inputs: int, outputs: int) -> nn.Module:

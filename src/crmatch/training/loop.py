@@ -131,7 +131,8 @@ class Training:
     def checkpoint(self) -> Checkpoint:
         """Everything needed to continue as if never stopped."""
         tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
-        tensors |= {f"average/{name}": tensor for name, tensor in self.average.network.state_dict().items()}
+        average = self.average.network.state_dict()
+        tensors |= {f"average/{name}": tensor for name, tensor in average.items() if name not in self.average.shared}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items() if value is not None}
         if isinstance(self.batches.policy, LearningPolicy):
@@ -145,7 +146,8 @@ class Training:
             group, _, key = name.partition("/")
             groups[group][key] = tensor
         self.network.load_state_dict(groups["network"])
-        self.average.network.load_state_dict(groups["average"])
+        shared = {name: groups["network"][name] for name in self.average.shared}
+        self.average.network.load_state_dict(groups["average"] | shared)
         state: dict[int, dict[str, Tensor]] = {}
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         for name, tensor in groups["optimizer"].items():
