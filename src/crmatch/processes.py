@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from crmatch.errors import LostProcessError
+from crmatch.errors import LostProcessError, RequestError
 
 TIMEOUT = 600.0
 """Seconds without an answer after which another process counts as lost; one that dies is noticed at once."""
@@ -116,11 +116,15 @@ def join(environment: Mapping[str, str] = os.environ, timeout: float = TIMEOUT) 
     """Meet the processes that `torchrun` started with this one: gloo between CPUs, NCCL between GPUs; alone where it did not.
 
     Raises:
+        RequestError: there should be others, but not where.
         LostProcessError: not all of them came.
     """
     count = int(environment.get("WORLD_SIZE", "1"))
     if count == 1:
         return ALONE
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environment]:
+        command = "torchrun --nproc-per-node N -m crmatch train ..."
+        raise RequestError(f"WORLD_SIZE is {count}, but {', '.join(missing)} are not set.\nStart the processes with {command}")
     if not dist.is_initialized():
         gpus = torch.cuda.is_available() and dist.is_nccl_available()
         if gpus:

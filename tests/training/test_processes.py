@@ -20,6 +20,7 @@ from torch import Tensor
 
 from conftest import write_packed
 from crmatch.data.settings import parse_setting
+from crmatch.errors import RequestError
 from crmatch.experiment import run
 from crmatch.processes import ALONE, Processes, join
 from crmatch.results import run_directory
@@ -178,3 +179,5 @@ def test_shares_cover_all_rows_and_differ_by_one_at_most() -> None:
 
 def test_a_process_that_torchrun_did_not_start_is_alone() -> None:
     assert join({}) == join({"WORLD_SIZE": "1", "RANK": "0"}) == ALONE
+    with pytest.raises(RequestError, match="WORLD_SIZE is 2, but MASTER_ADDR, MASTER_PORT are not set"):
+        join({"WORLD_SIZE": "2", "RANK": "0"})
