@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,7 +31,7 @@ from crmatch.cli_report import register
 from crmatch.cli_show import show
 from crmatch.cli_table import table
 from crmatch.cli_use import export, predict, review, suggest
-from crmatch.errors import CRMatchError, StoppedError
+from crmatch.errors import CRMatchError, LostProcessError, StoppedError
 from crmatch.stopping import catch_signals, stop_request
 
 if TYPE_CHECKING:
@@ -89,14 +90,19 @@ def train(
     if baseline and method != "supervised":
         shared = {key: value for key, value in changes.items() if key != "method" and not key.startswith("method.")}
         specs.append(make_spec(setting, "supervised", recipe, data_dir, shared, labels))
-    _look_at_pictures(specs[0], data_dir, quiet=json_)
+    if _leads():
+        _look_at_pictures(specs[0], data_dir, quiet=json_)
     from crmatch.experiment import run
+    from crmatch.processes import join
 
-    stop = stop_request()
+    stop, processes = stop_request(), join()
     records = []
     for spec in specs:
-        with Display(spec, quiet=json_) as display:
-            records.append(run(spec, out, data_dir=data_dir, device=device, resume=resume, progress=display, stop=stop))
+        with Display(spec, quiet=json_ or not _leads()) as display:
+            choices: dict[str, Any] = {"device": device, "resume": resume, "processes": processes}
+            records.append(run(spec, out, data_dir=data_dir, progress=display, stop=stop, **choices))
+    if not _leads():
+        return
     if json_:
         values = [_summary(record, out, data_dir) for record in records]
         typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None}))
@@ -137,13 +143,14 @@ def evaluate(
 
 def main() -> None:
     """Run a command; expected failures become two lines and their exit code."""
-    stop = catch_signals()
+    stop = catch_signals(quiet=not _leads())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("crmatch").setLevel(logging.INFO)
+    logging.getLogger("crmatch").setLevel(logging.INFO if _leads() else logging.CRITICAL)
     try:
         app(standalone_mode=False)
     except CRMatchError as error:
-        typer.echo(f"crmatch: {error}", err=True)
+        if _leads() or isinstance(error, LostProcessError):
+            typer.echo(f"crmatch: {error}", err=True)
         raise SystemExit(stop.exit_code if isinstance(error, StoppedError) else error.exit_code) from None
     except typer.Abort:
         raise SystemExit(130) from None
@@ -158,6 +165,11 @@ def main() -> None:
         advice = "Use smaller batches (plan.*_batch_size), images (--image-size) or networks (network.filters)."
         typer.echo(f"crmatch: this run does not fit into memory.\n{advice}", err=True)
         raise SystemExit(2) from None
+
+
+def _leads() -> bool:
+    """Whether this process speaks: of those that torchrun started for one run, the first one does."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _look_at_pictures(spec: RunSpec, data_dir: Path | None, quiet: bool) -> None:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def restore(training: Training, checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) -> None:
     """Continue from `checkpoint`, which must be of this run, on data with this fingerprint."""
     try:
-        _check(checkpoint, directory, fingerprint)
+        _check(checkpoint, directory, fingerprint, training.runtime.processes.count)
         training.restore(checkpoint)
     except CRMatchError:
         raise
@@ -52,7 +52,7 @@ def explained(error: DivergedError, begin: Callable[[], Training], directory: Ru
     return DivergedError(f"{str(error).splitlines()[0]}\n{ADVICE}; {good}.")
 
 
-def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) -> None:
+def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, processes: int) -> None:
     """A checkpoint may be continued only by the same numerics on the same data."""
     if checkpoint.values["numerics"] != NUMERICS:
         raise ResumeError(
@@ -66,9 +66,8 @@ def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) ->
             f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now).\n"
             "Bring the old data back, or choose another --out."
         )
-    if checkpoint.values["threads"] != torch.get_num_threads():
-        logger.warning(
-            "this run began with %d threads and continues with %d: the result will not be equal to the bit",
-            checkpoint.values["threads"],
-            torch.get_num_threads(),
-        )
+    for unit, count in (("threads", torch.get_num_threads()), ("processes", processes)):
+        if (before := checkpoint.values.get(unit, 1)) != count:
+            logger.warning(
+                "this run began with %d %s and continues with %d: the result will not be equal to the bit", before, unit, count
+            )

@@ -45,6 +45,12 @@ class StoppedError(CRMatchError, RuntimeError):
     exit_code = 75
 
 
+class LostProcessError(CRMatchError, RuntimeError):
+    """Another process of the run ended, or does not answer; the same command continues from the last checkpoint."""
+
+    exit_code = 75
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> RequestError:
     """The error for an unknown name, with the nearest known one and the whole list."""
     names = sorted(known)

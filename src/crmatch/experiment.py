@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -36,6 +36,7 @@ from crmatch.methods.base import LossTerms, Models
 from crmatch.model_card import model_card
 from crmatch.networks.build import build_network
 from crmatch.networks.outputs import Network
+from crmatch.processes import ALONE, Processes
 from crmatch.recipes import setting_of
 from crmatch.results import CurveFile, Errors, RunDirectory, RunRecord, run_directory
 from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint, save_checkpoint
@@ -95,6 +96,7 @@ class Experiment:
             policy=build_policy(chosen.policy, chosen.variant, chosen.cutout, chosen.geometry),
             normalizer=self.normalizer,
             seed=spec.seed,
+            processes=self.runtime.processes,
         )
 
     def training(self) -> Training:
@@ -212,6 +214,7 @@ def run(
     resume: Literal["auto", "never"] = "auto",
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
+    processes: Processes = ALONE,
 ) -> RunRecord:
     """Train `spec` and return its record; a finished run is returned as it is, a stopped one is continued.
 
@@ -223,17 +226,21 @@ def run(
         resume: `auto` continues what is there; `never` refuses to.
         progress: who watches.
         stop: asked before every step; True saves and raises `StoppedError`.
+        processes: who shares the run, each of them calling this function; the first one writes.
     """
     setting = setting_of(spec, data_dir)
     directory = run_directory(Path(out), spec, setting)
     if (finished := _finished(directory, spec, resume)) is not None:
         return finished
-    runtime = choose_runtime(device, spec.precision)
-    experiment = Experiment(spec, *load_run_data(spec, setting, data_dir), runtime)
+    runtime = choose_runtime(device, spec.precision, processes)
+    # The first process goes on when all have come here, so nothing is written before all have looked.
+    data, split = processes.in_turn(lambda: load_run_data(spec, setting, data_dir))
+    experiment = Experiment(spec, data, split, runtime)
     on_host = runtime.device.type == "cpu"
     check_memory(spec, setting, free_bytes() if on_host else torch.cuda.mem_get_info(runtime.device)[0])
-    with _locked(directory):
-        if (finished := _finished(directory, spec, resume)) is not None:
+    with _locked(directory) if processes.leads else nullcontext():
+        finished = _finished(directory, spec, resume) if processes.leads else None
+        if processes.any(finished is not None) and (finished := directory.read_record()) is not None:
             return finished
         return _train(experiment, directory, progress, stop)
 
@@ -286,14 +293,17 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     train_set = experiment.data.train
     rule = "folder" if spec.data.folder else spec.data.split_rule
     description = describe_split(experiment.split, train_set, spec.setting, spec.split, rule)
+    processes = experiment.runtime.processes
     checkpoint = load_checkpoint(directory.checkpoints)
-    if checkpoint is None:
-        keep_split(directory.split, description)
-        write_json(directory.spec, spec.to_json())
-    else:
+    if not processes.same(checkpoint.step if checkpoint else 0):
+        raise ResumeError(f"the processes find different checkpoints in {directory.path}.\nGive all of them the same --out.")
+    if checkpoint is not None:
         restore(training, checkpoint, directory, description["data_fingerprint"])
         logger.info("continuing %s after step %d", directory.path, checkpoint.step)
-    curves = CurveFile(directory, training.step)
+    elif processes.leads:
+        keep_split(directory.split, description)
+        write_json(directory.spec, spec.to_json())
+    curves = CurveFile(directory, training.step, processes.leads)
 
     def log(line: Curves) -> None:
         curves.append(line)
@@ -301,8 +311,11 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
             progress.log(line)
 
     def save(state: Checkpoint) -> None:
+        if not processes.leads:
+            return
         curves.flush()
-        values = {**state.values, "numerics": NUMERICS, "threads": torch.get_num_threads()}
+        machine = {"threads": torch.get_num_threads(), "processes": processes.count}
+        values = {**state.values, "numerics": NUMERICS, **machine}
         save_checkpoint(directory.checkpoints, state._replace(values=values))
 
     if progress:
@@ -320,12 +333,18 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
                 "The same command continues."
             )
     record = _record(experiment, training, curves.lines)
+    if processes.leads:
+        _write_results(experiment, training, record, directory)
+    return record
+
+
+def _write_results(experiment: Experiment, training: Training, record: RunRecord, directory: RunDirectory) -> None:
+    """The model with its card, and last of all the record, which makes the run a finished one."""
     weights, config = experiment.deployed(training.models, record.error)
     write_file(directory.model, weights)
     write_json(directory.model_config, config)
     write_file(directory.card, model_card(record, config).encode())
     write_json(directory.record, record.model_dump(mode="json"))
-    return record
 
 
 def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> RunRecord:

@@ -123,12 +123,16 @@ class RunDirectory:
 
 
 class CurveFile:
-    """`metrics.jsonl`: one line per log point; lines after the point of continuation are dropped."""
+    """`metrics.jsonl`: one line per log point; lines after the point of continuation are dropped.
 
-    def __init__(self, directory: RunDirectory, step: int) -> None:
+    Of the processes that share a run one `writes`; the others keep the same lines in memory.
+    """
+
+    def __init__(self, directory: RunDirectory, step: int, writes: bool = True) -> None:
         self.lines = [line for line in directory.read_metrics() if line["step"] <= step]
-        self._path = directory.metrics
-        write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
+        self._path = directory.metrics if writes else Path(os.devnull)
+        if writes:
+            write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
 
     def __enter__(self) -> CurveFile:
         with self._writing():

@@ -20,7 +20,8 @@ class StopRequest:
     the process at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
         self.signal: int | None = None
         self._asked = False
         self._process = os.getpid()
@@ -49,6 +50,8 @@ class StopRequest:
             raise SystemExit(128 + number)
         else:
             self.signal = number
+            if self._quiet and self._asked:
+                return
             if self._asked:
                 _say("\nfinishing this step and saving; press again to end at once\n")
             else:
@@ -64,10 +67,10 @@ class StopRequest:
 _current: StopRequest | None = None
 
 
-def catch_signals() -> StopRequest:
-    """A new request that receives the signals of this process."""
+def catch_signals(quiet: bool = False) -> StopRequest:
+    """A new request that receives the signals of this process; a quiet one says nothing when it does."""
     global _current
-    _current = StopRequest().install()
+    _current = StopRequest(quiet).install()
     return _current
 
 

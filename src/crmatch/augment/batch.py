@@ -12,8 +12,9 @@ from torch import Tensor
 from crmatch.augment.normalize import Normalizer
 from crmatch.augment.policies import LearningPolicy, Policy
 from crmatch.augment.views import Batch, Source, View
-from crmatch.augment.weak import WeakAugmentation, weak_views
+from crmatch.augment.weak import WeakAugmentation, rows_of, weak_views
 from crmatch.data.sampling import batch_positions
+from crmatch.processes import ALONE, Processes
 from crmatch.randomness import generator
 
 POOL_BLOCK = 512
@@ -23,6 +24,9 @@ POOL_BLOCK = 512
 @dataclass(frozen=True)
 class BatchMaker:
     """Makes any step's batch, in any order.
+
+    Where processes share a run, each of them draws for the whole batch, makes the views of some of its images, and gets the
+    others as bytes: a batch is the same on any number of processes.
 
     Attributes:
         images: uint8 (N, C, H, W), the whole training set on the device.
@@ -35,6 +39,7 @@ class BatchMaker:
         policy: the strong policy.
         normalizer: from pixels to floats.
         seed: the run's seed.
+        processes: who makes the views.
     """
 
     images: Tensor
@@ -47,6 +52,7 @@ class BatchMaker:
     policy: Policy
     normalizer: Normalizer
     seed: int
+    processes: Processes = ALONE
 
     def batch(self, step: int) -> Batch:
         """The batch of `step`."""
@@ -68,10 +74,12 @@ class BatchMaker:
         if not isinstance(self.policy, LearningPolicy):
             return
         rows = self.labeled[self._positions("labeled", step)]
-        weak = self._weak(View("labeled", "labeled", "weak"), rows, step)
+        own = self.processes.share(len(rows))
+        weak = self._weak(View("labeled", "labeled", "weak"), rows, step, own)
         height, width = weak.shape[2:]
         draws = self.policy.draw_probe(len(rows), height, width, generator(self.seed, "probe", step))
-        probabilities = predict(self.normalizer(self.policy.apply(weak, draws)))
+        probes = self.processes.gathered(self.policy.apply(weak, rows_of(draws, own)), len(rows))
+        probabilities = predict(self.normalizer(probes))
         proximity = probabilities.gather(1, self.labels[rows][:, None]).squeeze(1)
         self.policy.learn(draws, proximity.cpu())
 
@@ -99,13 +107,14 @@ class BatchMaker:
     def _augmented(self, view: View, rows: Tensor, step: int) -> Tensor:
         if view.augmentation == "none":
             return self.images.index_select(0, rows)
-        weak = self._weak(view, rows, step)
-        if view.augmentation == "weak":
-            return weak
-        height, width = weak.shape[2:]
-        draws = self.policy.draw(len(rows), height, width, generator(self.seed, f"strong/{view.name}", step))
-        return self.policy.apply(weak, draws)
+        own = self.processes.share(len(rows))
+        views = self._weak(view, rows, step, own)
+        if view.augmentation == "strong":
+            height, width = views.shape[2:]
+            draws = self.policy.draw(len(rows), height, width, generator(self.seed, f"strong/{view.name}", step))
+            views = self.policy.apply(views, rows_of(draws, own))
+        return self.processes.gathered(views, len(rows))
 
-    def _weak(self, view: View, rows: Tensor, step: int) -> Tensor:
+    def _weak(self, view: View, rows: Tensor, step: int, own: slice) -> Tensor:
         randomness = generator(self.seed, f"weak/{view.name}", step)
-        return weak_views(self.images.index_select(0, rows), self.weak, randomness)
+        return weak_views(self.images.index_select(0, rows), self.weak, randomness, own)

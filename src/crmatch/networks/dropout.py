@@ -8,23 +8,29 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from crmatch.processes import ALONE
+
 
 class Dropout(nn.Module):
     """In training, each value becomes 0 with probability p and is divided by 1 - p otherwise.
 
     Masks are drawn only inside `dropout_from`; everywhere else, and in eval mode, values pass unchanged.
+    Where processes share the rows, each of them draws the masks of all rows and keeps those of its own.
     """
 
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
         self.generator: torch.Generator | None = None
+        self.processes = ALONE
 
     def forward(self, values: Tensor) -> Tensor:
         """`values` of any shape, some of them dropped."""
         if not self.training or self.generator is None or not self.probability:
             return values
-        kept = torch.rand(values.shape, generator=self.generator) >= self.probability
+        rows = self.processes.sum(len(values))
+        drawn = torch.rand((rows, *values.shape[1:]), generator=self.generator)[self.processes.share(rows)]
+        kept = drawn >= self.probability
         return values * kept.to(values.device, values.dtype).div_(1 - self.probability)
 
 

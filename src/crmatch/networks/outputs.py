@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from crmatch.networks.attention import AttentionRefiner
+from crmatch.processes import ALONE
 
 
 class Outputs(NamedTuple):
@@ -53,6 +54,8 @@ class Network(nn.Module):
 
     A head named `refiner` maps features to features that classify better (FeatMatch). In eval mode logits come from its
     output, and it is part of the deployed model; in training the method itself says where it applies.
+
+    Where processes share a run, each of them computes the feature maps of some of the images, and all of them the rest.
     """
 
     def __init__(
@@ -63,10 +66,11 @@ class Network(nn.Module):
         self.classifier = classifier
         self.heads = nn.ModuleDict(dict(heads))
         self.normalize_features = normalize_features
+        self.processes = ALONE
 
     def forward(self, images: Tensor) -> Outputs:
         """Outputs of normalized images (N, C, H, W)."""
-        feature_map = self.backbone(images)
+        feature_map = self.processes.apart(self.backbone, images)
         features = feature_map.mean(dim=(2, 3))
         if self.normalize_features:
             features = F.normalize(features, dim=1)

@@ -18,6 +18,7 @@ from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
 from crmatch.networks.dropout import dropout_from
 from crmatch.networks.ema import MovingAverage
+from crmatch.networks.joint_norm import share_among
 from crmatch.networks.outputs import Network
 from crmatch.randomness import generator
 from crmatch.training.checkpoint import Checkpoint
@@ -93,6 +94,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.network.to(device=self.runtime.device, dtype=self.runtime.dtype).channels_last().train()
+        share_among(self.network, self.runtime.processes)
         self.average = MovingAverage(self.network, self.plan.ema_decay, self.plan.ema_warmup)
         self.average.network.eval()
         self.models = Models(self.network, self.average.network)
@@ -113,6 +115,7 @@ class Training:
             loss = self.method.loss(batch, self.models, step)
         total = loss.total
         torch.autograd.backward(total)
+        self.runtime.processes.average_gradients(self.network.parameters())
         gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
         if self.finite.bad_step(total, gradients):
             raise DivergedError(self.divergence(loss))
@@ -211,7 +214,7 @@ def train(training: Training, observers: Observers) -> bool:
     started, logged_at, logged_images = time.perf_counter(), time.perf_counter(), training.images
     before = training.seconds
     while training.step < training.total_steps:
-        if observers.stop():
+        if training.runtime.processes.any(observers.stop()):
             training.check_weights()
             observers.save(training.checkpoint())
             return False

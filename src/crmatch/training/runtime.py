@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from crmatch.errors import RequestError
+from crmatch.processes import ALONE, Processes
 
 logger = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -28,6 +29,7 @@ class Runtime:
 
     device: torch.device
     dtype: torch.dtype
+    processes: Processes = ALONE
 
     @property
     def host_sync_is_free(self) -> bool:
@@ -46,10 +48,12 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_M_MMAP_MAX, 0))
 
 
-def choose_runtime(device: str = "auto", precision: str = "fp32") -> Runtime:
-    """The runtime asked for; `auto` takes a GPU where there is one."""
+def choose_runtime(device: str = "auto", precision: str = "fp32", processes: Processes = ALONE) -> Runtime:
+    """The runtime asked for; `auto` takes a GPU where there is one, and each of several processes its own."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and processes.count > 1:
+        device = f"cuda:{torch.cuda.current_device()}"
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
@@ -58,7 +62,7 @@ def choose_runtime(device: str = "auto", precision: str = "fp32") -> Runtime:
         raise RequestError(f"device {device!r} was asked for, but this machine has no such device.\nUse --device cpu.")
     if chosen.type == "cpu" and keep_freed_memory():
         logger.debug("glibc keeps freed memory for the next step")
-    return Runtime(chosen, DTYPES[precision])
+    return Runtime(chosen, DTYPES[precision], processes)
 
 
 def describe_machine(runtime: Runtime) -> dict[str, Any]:
@@ -70,6 +74,7 @@ def describe_machine(runtime: Runtime) -> dict[str, Any]:
         "device": str(runtime.device),
         "processor": platform.machine(),
         "threads": torch.get_num_threads(),
+        "processes": runtime.processes.count,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
