@@ -6,7 +6,7 @@ EXTRAS ?= dev
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo results test slow-test lint types format clean
+.PHONY: demo results test slow-test crash-test lint types format clean
 
 demo: $(INSTALLED)
 	$(BIN)/crmatch train digits@4 --baseline
@@ -20,6 +20,9 @@ test: $(INSTALLED)
 
 slow-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+crash-test: $(INSTALLED)
+	$(BIN)/python tests/crash/full.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from typing import Any
 def train(order: dict[str, Any]) -> int:
     """What a child does; its exit code is the command's."""
     from crmatch.config import parse_spec
-    from crmatch.errors import CRMatchError
+    from crmatch.errors import CRMatchError, StoppedError
     from crmatch.experiment import run
 
     remaining = iter([False] * order["stop_after"]) if order["stop_after"] is not None else None
@@ -26,7 +26,8 @@ def train(order: dict[str, Any]) -> int:
     try:
         run(parse_spec(order["spec"]), order["out"], data_dir=Path(order["data_dir"]), device="cpu", stop=stop)
     except CRMatchError as error:
-        sys.stderr.write(f"{error}\n")
+        if not isinstance(error, StoppedError):
+            sys.stderr.write(f"{error}\n")
         return error.exit_code
     return 0
 

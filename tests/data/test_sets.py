@@ -9,6 +9,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from conftest import SHARED_DATA, write_packed
+from crmatch.data.digits import _read_table
 from crmatch.data.images import ImageSet, resize
 from crmatch.data.sets import load_data
 from crmatch.data.settings import parse_setting
@@ -25,6 +26,13 @@ def test_digits_are_the_real_ones_with_500_fixed_test_images() -> None:
     everything = torch.cat([data.train.images, data.test.images])[:, 0]
     assert (everything == enlarged).flatten(1).all(dim=1).sum() == 1
     assert torch.bincount(data.test.labels).min() >= 35
+
+
+def test_digits_are_read_as_scikit_learn_reads_them_without_importing_it() -> None:
+    images, labels = load_digits(return_X_y=True)
+    table = _read_table()
+    assert np.array_equal(table[:, :-1], images)
+    assert np.array_equal(table[:, -1], labels)
 
 
 def test_digits_do_not_share_an_image_between_train_and_test() -> None:
