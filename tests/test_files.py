@@ -34,6 +34,7 @@ def test_json_comes_back_and_broken_json_is_a_data_error(tmp_path: Path) -> None
     write_json(tmp_path / "new" / "file.json", {"a": [1, 2.5, None]})
     assert read_json(tmp_path / "new" / "file.json") == {"a": [1, 2.5, None]}
     (tmp_path / "broken.json").write_text("{")
-    for name in ("broken.json", "missing.json"):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for name in ("broken.json", "deep.json", "missing.json"):
         with pytest.raises(DataError, match=f"{name} cannot be read"):
             read_json(tmp_path / name)

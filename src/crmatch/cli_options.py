@@ -47,7 +47,7 @@ def read_changes(config: Path | None, assignments: list[str] | None, options: di
     if config is not None:
         try:
             values = json.loads(config.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"not JSON, {error}"
             raise RequestError(f"--config {config} cannot be read: {reason}.\nIt must hold one JSON object.") from error
         if not isinstance(values, dict):

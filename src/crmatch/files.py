@@ -57,6 +57,6 @@ def read_json(path: Path) -> Any:
     """Values of a JSON file; raises `DataError` where it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON, {str(error).splitlines()[0]}"
         raise DataError(f"{path} cannot be read: {reason}.\nThe file is missing or damaged; bring it back.") from error

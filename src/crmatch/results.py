@@ -178,7 +178,7 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
         try:
             line = json.loads(text)
             int(line["step"])
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             if number == len(lines):
                 return
             raise DataError(f"line {number} of {path} is damaged.\nMend it, or remove the directory to start again.") from error
