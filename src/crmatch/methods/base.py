@@ -42,6 +42,13 @@ def original_optimizer(weight_decay: float = 0.02) -> dict[str, Any]:
     }
 
 
+def older_recipe(recipe: str, original: Mapping[str, Any]) -> dict[str, Any]:
+    """The older methods' keys: `quick` has none, all others as many unlabeled as labeled images, `original` its own beside."""
+    if recipe == "quick":
+        return {}
+    return ONE_UNLABELED_EACH | (original_optimizer() | dict(original) if recipe == "original" else {})
+
+
 class Models(NamedTuple):
     """The network that is trained and its moving average."""
 

@@ -8,16 +8,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import (
-    LABELED,
-    ONE_UNLABELED_EACH,
-    WEAK,
-    LossTerms,
-    Method,
-    Models,
-    Step,
-    original_optimizer,
-)
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, Step, older_recipe
 from crmatch.methods.mixup import draw_mixing
 
 
@@ -41,13 +32,8 @@ class ICT(Method):
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """As many unlabeled as labeled images; weights per data set in `original`."""
-        if recipe == "quick":
-            return {}
-        if recipe != "original":
-            return ONE_UNLABELED_EACH
         weight, alpha = {"cifar10": (1000, 0.75), "svhn": (20, 0.5)}.get(setting.stem or "", (50, 0.5))
-        chosen = {"method.consistency_weight": weight, "method.mixup_alpha": alpha}
-        return ONE_UNLABELED_EACH | original_optimizer() | chosen
+        return older_recipe(recipe, {"method.consistency_weight": weight, "method.mixup_alpha": alpha})
 
     @property
     def views(self) -> tuple[View, ...]:

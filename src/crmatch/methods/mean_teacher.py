@@ -9,17 +9,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import (
-    LABELED,
-    ONE_UNLABELED_EACH,
-    SECOND_WEAK,
-    WEAK,
-    LossTerms,
-    Method,
-    Models,
-    Step,
-    original_optimizer,
-)
+from crmatch.methods.base import LABELED, SECOND_WEAK, WEAK, LossTerms, Method, Models, Step, older_recipe
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -69,15 +59,14 @@ class MeanTeacher(Method):
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """As many unlabeled as labeled images; weights per data set in `original`."""
-        if recipe == "quick":
-            return {}
         if recipe in ("paper", "original") and setting.stem == "mini_imagenet":
             return MINI_IMAGENET
-        if recipe != "original":
-            return ONE_UNLABELED_EACH
-        weight = 150 if setting.stem == "svhn" else 50
-        decay = original_optimizer(0.2 if setting.stem == "cifar10" else 0.02)
-        return ONE_UNLABELED_EACH | decay | {"method.consistency_weight": weight, "method.label_smoothing": 0.001}
+        original = {
+            "method.consistency_weight": 150 if setting.stem == "svhn" else 50,
+            "method.label_smoothing": 0.001,
+            "plan.weight_decay": 0.2 if setting.stem == "cifar10" else 0.02,
+        }
+        return older_recipe(recipe, original)
 
     @property
     def views(self) -> tuple[View, ...]:

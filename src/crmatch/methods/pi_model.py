@@ -8,17 +8,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import (
-    LABELED,
-    ONE_UNLABELED_EACH,
-    SECOND_WEAK,
-    WEAK,
-    LossTerms,
-    Method,
-    Models,
-    Step,
-    original_optimizer,
-)
+from crmatch.methods.base import LABELED, SECOND_WEAK, WEAK, LossTerms, Method, Models, Step, older_recipe
 
 
 class PiModel(Method):
@@ -37,12 +27,8 @@ class PiModel(Method):
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """As many unlabeled as labeled images; weights per data set in `original`."""
-        if recipe == "quick":
-            return {}
-        if recipe != "original":
-            return ONE_UNLABELED_EACH
         weight = {"cifar10": 20, "cifar100": 20, "svhn": 5}.get(setting.stem or "", 10)
-        return ONE_UNLABELED_EACH | original_optimizer() | {"method.consistency_weight": weight}
+        return older_recipe(recipe, {"method.consistency_weight": weight})
 
     @property
     def views(self) -> tuple[View, ...]:

@@ -8,17 +8,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import (
-    LABELED,
-    ONE_UNLABELED_EACH,
-    WEAK,
-    LossTerms,
-    Method,
-    Models,
-    PseudoLabels,
-    Step,
-    original_optimizer,
-)
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Step, older_recipe
 from crmatch.methods.masks import Ties, above
 
 
@@ -45,9 +35,7 @@ class PseudoLabel(Method):
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """As many unlabeled as labeled images; twice the weight on SVHN."""
         keys: dict[str, Any] = {"method.pseudo_label_weight": 2} if setting.stem == "svhn" and recipe != "usb" else {}
-        if recipe == "quick":
-            return keys
-        return keys | ONE_UNLABELED_EACH | (original_optimizer() if recipe == "original" else {})
+        return keys | older_recipe(recipe, {})
 
     @property
     def views(self) -> tuple[View, ...]:
