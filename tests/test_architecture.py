@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
     "errors", "stopping", "files", "frozen", "randomness", "processes", "data", "augment", "networks", "losses", "methods",
     "training", "evaluation", "collapse", "config", "recipes", "costs", "memory", "results", "continuing", "model_card",
-    "experiment", "inference", "prediction", "export", "beliefs", "analysis", "suites", "grid", "engines", "display", "report",
+    "experiment", "inference", "prediction", "export", "analysis", "beliefs", "suites", "grid", "engines", "display", "report",
     "estimator_inputs", "estimator", "cli_options", "cli_show", "cli_data", "cli_table", "cli_figure", "cli_report",
     "cli_use", "cli", "__main__",
 )  # fmt: skip

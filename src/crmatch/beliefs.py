@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from crmatch.analysis.runs import open_run
 from crmatch.augment.policies import build_policy
 from crmatch.augment.weak import weak_views
 from crmatch.config import RunSpec
@@ -15,13 +16,11 @@ from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import ImageSet
 from crmatch.data.settings import default_data_dir
 from crmatch.data.splits import Split
-from crmatch.errors import DataError
 from crmatch.evaluation import BATCH
-from crmatch.experiment import load_run_data, weak_augmentation
-from crmatch.inference import Model, load
+from crmatch.experiment import weak_augmentation
+from crmatch.inference import Model
 from crmatch.randomness import generator
 from crmatch.recipes import setting_of
-from crmatch.results import RunDirectory
 
 STRONG_VIEWS = 4
 """Strong views of each image whose mean prediction is compared with that of the weak ones."""
@@ -85,19 +84,15 @@ class Suggestion(NamedTuple):
 
 def read_run(run: Path, data_dir: Path | None = None) -> ReviewedRun:
     """A finished run, its data and its model's beliefs."""
-    model, record = load(run), RunDirectory(run).read_record()
-    if record is None:
-        raise DataError(f"{run} has no record.json: the run is not finished.\nThe command that began it continues it.")
-    setting = setting_of(record.spec, data_dir)
-    data, split = load_run_data(record.spec, setting, data_dir)
-    if data.train.fingerprint != record.data_fingerprint:
-        raise DataError(f"the data of {run} changed since it was trained.\nBring the old data back, or train again.")
-    names = tuple(str(row) for row in range(len(data.train)))
+    finished = open_run(run, data_dir)
+    spec, model, train, split = finished.record.spec, finished.model, finished.data.train, finished.split
+    setting = setting_of(spec, data_dir)
+    names = tuple(str(row) for row in range(len(train)))
     if setting.folder is not None:
         index = scan_folder(setting.folder, setting.labels_file)
         cache = (data_dir or default_data_dir()) / "folders"
-        names = load_folder(index, record.spec.data.image_size, cache).train_paths
-    return ReviewedRun(record.spec, model, data.train, split, names, believe(model, record.spec, data.train, split))
+        names = load_folder(index, spec.data.image_size, cache).train_paths
+    return ReviewedRun(spec, model, train, split, names, believe(model, spec, train, split))
 
 
 def believe(model: Model, spec: RunSpec, train: ImageSet, split: Split) -> Beliefs:

@@ -117,28 +117,17 @@ def evaluate(
     json_: JsonOption = False,
 ) -> None:
     """Evaluate a finished run's model on its test set again."""
+    from crmatch.analysis.runs import open_run
     from crmatch.display import print_evaluation
-    from crmatch.errors import DataError
     from crmatch.evaluation import measure
-    from crmatch.experiment import load_run_data
-    from crmatch.inference import load
-    from crmatch.recipes import setting_of
-    from crmatch.results import RunDirectory
 
-    model = load(run)
-    record = RunDirectory(run).read_record()
-    if record is None:
-        raise DataError(f"{run} has no record.json: the run is not finished.\nThe command that began it continues it.")
-    data, _ = load_run_data(record.spec, setting_of(record.spec, data_dir), data_dir)
-    if data.train.fingerprint != record.data_fingerprint or list(data.train.class_names) != record.class_names:
-        raise DataError(f"the data of {run} changed since it was trained.\nBring the old data back, or train again.")
-    if data.test is None:
-        raise DataError(f"the data of {run} has no test set.")
-    quality = measure(model.predict_probabilities(data.test.images), data.test.labels)
+    finished = open_run(run, data_dir)
+    test = finished.test
+    quality = measure(finished.model.predict_probabilities(test.images), test.labels)
     if json_:
-        typer.echo(json.dumps({"run": str(run), "test_images": len(data.test), **quality._asdict()}))
+        typer.echo(json.dumps({"run": str(run), "test_images": len(test), **quality._asdict()}))
     else:
-        print_evaluation(run, record, quality, len(data.test))
+        print_evaluation(run, finished.record, quality, len(test))
 
 
 def main() -> None:

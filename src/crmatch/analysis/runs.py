@@ -44,7 +44,7 @@ class FinishedRun(NamedTuple):
     def test(self) -> ImageSet:
         """The test set; raises where there is none."""
         if self.data.test is None:
-            raise DataError(f"the data of {self.path} has no test set.\nThis analysis needs one.")
+            raise DataError(f"the data of {self.path} has no test set.\nThis command needs one.")
         return self.data.test
 
     def weak(self, images: Tensor, randomness: torch.Generator) -> Tensor:
@@ -73,8 +73,7 @@ class FinishedRun(NamedTuple):
 def open_run(path: Path | str, data_dir: Path | None = None) -> FinishedRun:
     """The finished run in `path` with its model and its data, which must be those it was trained on."""
     path = Path(path)
-    record = read_record(path)
-    model = load(path)
+    model, record = load(path), read_record(path)
     data, split = load_run_data(record.spec, setting_of(record.spec, data_dir), data_dir)
     if data.train.fingerprint != record.data_fingerprint or list(data.train.class_names) != record.class_names:
         raise DataError(f"the data of {path} changed since it was trained.\nBring the old data back, or train again.")
