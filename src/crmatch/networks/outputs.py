@@ -30,6 +30,19 @@ class Outputs(NamedTuple):
 REFINER = "refiner"
 
 
+def laid_out(images: Tensor) -> Tensor:
+    """Images in channels_last memory, gray ones (N, 1, H, W) with the strides that say so.
+
+    Both layouts of one channel are the same bytes; torch takes contiguous strides for the other layout, and a network that
+    mixes layouts is a seventh slower.
+    """
+    images = images.contiguous(memory_format=torch.channels_last)
+    if images.shape[1] > 1:
+        return images
+    height, width = images.shape[2:]
+    return images.as_strided(images.shape, (height * width, 1, width, 1))
+
+
 class NetworkShape(NamedTuple):
     """What heads and running state need to know.
 
@@ -70,8 +83,12 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Outputs:
         """Outputs of normalized images (N, C, H, W)."""
-        feature_map = self.processes.apart(self.backbone, images)
-        features = feature_map.mean(dim=(2, 3))
+        feature_map = self.processes.apart(self.backbone, laid_out(images))
+        if feature_map.requires_grad:
+            # Heads that flatten the map give gradients in the other layout.
+            feature_map.register_hook(laid_out)  # type: ignore[no-untyped-call]
+        # Not `mean`: the gradient of this one has the layout of the map.
+        features = F.avg_pool2d(feature_map, feature_map.shape[2:]).flatten(start_dim=1)
         if self.normalize_features:
             features = F.normalize(features, dim=1)
         refines = REFINER in self.heads and not self.training
