@@ -6,6 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from crmatch.networks.config import WideResNetConfig
+from crmatch.networks.lean_convolution import convolved
 
 STEM_CHANNELS = 16
 
@@ -39,10 +40,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, h, w) -> (N, width, h', w')."""
-        activated = x if self.raw_input else F.leaky_relu(self.norm1(x), self.slope, inplace=True)
         if self.activate_before_residual:
-            x = activated
-        residual: Tensor = self.conv2(F.leaky_relu(self.norm2(self.conv1(activated)), self.slope, inplace=True))
+            x = F.leaky_relu(self.norm1(x), self.slope, inplace=True)
+        convolves_as_is = self.activate_before_residual or self.raw_input
+        inner = self.conv1(x) if convolves_as_is else convolved(x, self.norm1, self.slope, self.conv1)
+        residual = convolved(inner, self.norm2, self.slope, self.conv2)
         carried: Tensor = x if self.shortcut is None else self.shortcut(subsampled(x, self.stride))
         return carried + residual
 

@@ -1,0 +1,74 @@
+"""The lean convolution equals norm, activation and convolution one after the other, to the bit, and keeps half of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from crmatch.networks.build import build_network
+from crmatch.networks.config import WideResNetConfig
+from crmatch.networks.lean_convolution import convolved
+from crmatch.networks.statistics import forward_apart
+
+
+def plain(x: Tensor, norm: nn.BatchNorm2d, slope: float, convolution: nn.Conv2d) -> Tensor:
+    outputs: Tensor = convolution(F.leaky_relu(norm(x), slope))
+    return outputs
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_gradients_and_running_statistics_are_those_of_the_three_layers(stride: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    norm, convolution = nn.BatchNorm2d(4, momentum=0.1), nn.Conv2d(4, 8, 3, stride, padding=1, bias=bias)
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    nn.init.uniform_(norm.bias, -1, 1)
+    x, weights = torch.randn(6, 4, 9, 9), torch.randn(6, 8, -(-9 // stride), -(-9 // stride))
+    results = []
+    for function in (convolved, plain):
+        own_norm, own_convolution, inputs = copy.deepcopy(norm), copy.deepcopy(convolution), x.clone().requires_grad_()
+        outputs = function(inputs, own_norm, 0.1, own_convolution)
+        (outputs * weights).sum().backward()
+        modules = (own_norm, own_convolution)
+        gradients = [parameter.grad for module in modules for parameter in module.parameters()]
+        results.append([outputs, inputs.grad, *gradients, *own_norm.buffers()])
+    for lean, reference in zip(*results, strict=True):
+        assert lean is not None
+        assert torch.equal(lean, reference)
+
+
+def test_passes_that_leave_running_statistics_alone_do_so_here_too() -> None:
+    network = build_network(WideResNetConfig(filters=4, repeat=1), channels=3, image_size=8, classes=3)
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    forward_apart(network, torch.randn(4, 3, 8, 8)).logits.sum().backward()
+    assert all(torch.equal(before[name], buffer) for name, buffer in network.named_buffers())
+    network.train()(torch.randn(4, 3, 8, 8))
+    assert not any(torch.equal(before[name], buffer) for name, buffer in network.named_buffers())
+
+
+def kept_values(norm: nn.BatchNorm2d, convolution: nn.Conv2d, x: Tensor) -> int:
+    """Values of all tensors that the backward pass would read, each memory counted once."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = convolved(x, norm, 0.1, convolution)
+    assert outputs.requires_grad
+    return sum(kept.values())
+
+
+def test_one_feature_map_is_kept_instead_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm, convolution = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1)
+    x = torch.randn(16, 8, 16, 16, requires_grad=True)
+    lean = kept_values(norm, convolution, x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    whole = kept_values(norm, convolution, x)
+    assert x.numel() <= lean < 1.1 * x.numel()
+    assert 2 * x.numel() <= whole < 2.1 * x.numel()
