@@ -1,0 +1,125 @@
+"""The page docs/results/speed.md from the figures of benchmarks/training.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+
+
+def write_page(results: dict[str, Any], file: Path) -> None:
+    """Write the sections for which there are figures."""
+    sections = [head(results.get("machine"))]
+    if "speed" in results:
+        sections += [speed(results["speed"]), memory(results["memory"]), start(results), losses(results["losses"])]
+        sections.append(growth(results["growth"], results["augmentation_share"]))
+    if "full_size" in results:
+        sections.append(full_size(results["full_size"]))
+    file.write_text("\n".join(sections))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def head(machine: dict[str, Any] | None) -> str:
+    where = ""
+    if machine:
+        where = f"\nMachine: {machine['cores']} cores ({machine['processor']}), torch {machine['versions']['torch']}.\n"
+    return f"""# Speed and memory of a training step
+
+Made by `python benchmarks/training.py` and `python benchmarks/training.py --full-size`; figures in `speed.json`.
+USB is `semilearn` 0.3.2, its CR-Match as published, on a CPU (`benchmarks/usb_on_cpu.py` says what is replaced). All contenders
+are started, then take one step each in turns; ratios are medians over rounds, quartiles in parentheses. USB's seven loader
+processes augment ahead while the others have their turn, which favours USB.
+{where}"""
+
+
+def speed(cases: list[dict[str, Any]]) -> str:
+    rows = []
+    for case in cases:
+        for name, of in case["contenders"].items():
+            middle, low, high = of["times_usb"]
+            rates = (f"{of['seconds']:.2f}", f"{1 / of['seconds']:.3f}", f"{of['images_per_second']:.0f}")
+            rows.append((f"{case['images']:,}", name, *rates, f"{middle:.2f} ({low:.2f} to {high:.2f})"))
+    header = ("images per step", "contender", "s per step", "steps/s", "images/s", "times USB")
+    return f"""## Steps
+
+{table(header, rows)}
+{cases[0]["rounds"]} rounds. Eager is the default: it needs no compiler, starts at once, and its results are equal to the bit
+from run to run; `--compile` is for long runs.
+"""
+
+
+def memory(contenders: dict[str, Any]) -> str:
+    usb = contenders["USB"]["peak_bytes"]
+    rows = [
+        (
+            name,
+            f"{of['peak_bytes'] / GIB:.2f}",
+            f"{of['peak_bytes'] / usb:.2f}",
+            f"{of['seconds_to_first_step']:.1f}",
+            f"{of['first_step']:.1f}",
+        )
+        for name, of in contenders.items()
+    ]
+    header = ("contender", "peak of all processes, GiB", "times USB", "s until ready", "s of the first step")
+    return f"""## Memory and start
+
+{table(header, rows)}
+1,216 images per step; proportional set size, sampled ten times a second over three steps, one contender at a time.
+"""
+
+
+def start(results: dict[str, Any]) -> str:
+    rows = [(name, f"{value:.2f}") for name, value in results["import_seconds"].items()]
+    return f"""{table(("import (best of three)", "s"), rows)}
+From `crmatch train digits@4` to the end of its first step: {results["first_step_seconds"]:.1f} s.
+"""
+
+
+def losses(values: dict[str, float]) -> str:
+    rows = [(name, f"{value:.3g}") for name, value in values.items()]
+    return f"""## The same losses
+
+The recipe `usb`, the same weights and inputs (304 images) in both codes, in float64:
+
+{table(("", "value"), rows)}"""
+
+
+def growth(series: dict[str, list[dict[str, float]]], share: float) -> str:
+    tables = []
+    for title, rows in series.items():
+        header = (title, *(f"{row['value']:,.0f}" for row in rows))
+        tables.append(table(header, [("ms per image", *(f"{1000 * row['seconds_per_image']:.2f}" for row in rows))]))
+    by_batch = {row["value"]: row["seconds_per_image"] for row in series["images per step"]}
+    together = "\n".join(tables)
+    return f"""## How a step grows
+
+Making the batch (gathering, augmentation, normalization) takes {100 * share:.1f} % of an eager step of 1,216 images.
+
+{together}
+Time per image at 2,304 images is {by_batch[2304] / by_batch[256]:.2f} times that at 256.
+"""
+
+
+def full_size(cases: list[dict[str, Any]]) -> str:
+    rows = [
+        (
+            case["setting"],
+            f"{case['filters']} filters, {case['image_size']}x{case['image_size']}",
+            f"{case['images']:,}",
+            "yes" if case["recompute"] else "no",
+            f"{case['seconds']:.0f}",
+            f"{case['peak_bytes'] / GIB:.1f}",
+        )
+        for case in cases
+    ]
+    header = ("setting", "network", "images", "--recompute", "s", "peak, GiB")
+    return f"""## One step of the paper's settings
+
+{table(header, rows)}"""

@@ -1,0 +1,147 @@
+"""Fair comparison of programs on a noisy machine: all are started, then work in turns, one unit at a time.
+
+A contender prints `ready` after its set-up; for every line it then reads it works once and prints how many seconds that took. A
+slow minute of the machine so falls on all of them, and the ratio within a round is what counts.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+Seconds = dict[str, list[float]]
+PATIENCE = 60
+
+
+def serve(work: Callable[[], object]) -> None:
+    """Be a contender: work once per line of standard input."""
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        work()
+        print(time.perf_counter() - started, flush=True)
+
+
+class Contender:
+    """A started program that waits for its turn."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self.started = time.perf_counter()
+        self.process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+        )
+        while self._line() != "ready":
+            pass
+        self.seconds_to_ready = time.perf_counter() - self.started
+
+    def work(self) -> float:
+        """One unit of work: seconds as the contender measured them."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self._line())
+
+    def end(self) -> None:
+        """Close its input, on which it ends."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.process.args!r} ended with exit code {self.process.wait()}")
+        return line.strip()
+
+
+@contextmanager
+def contenders(commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Contender]]:
+    """All of `commands` started and ready, ended at the end."""
+    started: dict[str, Contender] = {}
+    try:
+        for name, command in commands.items():
+            started[name] = Contender(command)
+        yield started
+    finally:
+        for contender in started.values():
+            contender.end()
+
+
+def take_turns(work: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 2) -> Seconds:
+    """Seconds per round and contender."""
+    seconds: Seconds = {name: [] for name in work}
+    for number in range(warmup + rounds):
+        for name, unit in work.items():
+            spent = unit()
+            if number >= warmup:
+                seconds[name].append(spent)
+    return seconds
+
+
+def timed(work: Callable[[], object]) -> Callable[[], float]:
+    """`work` as a unit for `take_turns` within this process."""
+
+    def unit() -> float:
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+    return unit
+
+
+def times_faster(seconds: Seconds, name: str, than: str) -> tuple[float, float, float]:
+    """Median over rounds of the ratio of seconds, and its quartiles."""
+    ratios = [theirs / ours for theirs, ours in zip(seconds[than], seconds[name], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return middle, low, high
+
+
+class PeakMemory:
+    """The highest sum of a program's memory over all its processes, shared pages counted once (PSS), sampled."""
+
+    def __init__(self, process: int, interval: float = 0.1) -> None:
+        self.process, self.interval, self.peak = process, interval, 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._end.wait(self.interval):
+            self.peak = max(self.peak, sum(map(_pss, _family(self.process))))
+
+
+def _family(process: int) -> list[int]:
+    """The process and all that descend from it."""
+    try:
+        tasks = list(Path(f"/proc/{process}/task").iterdir())
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return [process]
+    return [process, *(member for child in children for member in _family(child))]
+
+
+def _pss(process: int) -> int:
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

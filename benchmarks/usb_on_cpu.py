@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""USB's own CR-Match (semilearn 0.3.2) as a contender of benchmarks/training.py; runs in a venv of its own, without crmatch.
+
+Its code is used as published. Replaced is only what cannot be on a machine without a GPU: torchvision's compiled operators and
+packages that are imported but not called by CR-Match, and `.cuda()`. Its loaders' processes (1 + 2 + 4) augment ahead while
+others have their turn, which flatters its time per step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.abc
+import importlib.machinery
+import logging
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+UNUSED = {"transformers", "torchaudio", "wandb", "aim", "skimage"}
+HOOKS = {"EMAHook", "ParamUpdateHook", "DistSamplerSeedHook", "FixedThresholdingHook"}
+"""What a training step needs; logging, evaluation and checkpoints stay out of the measured step, as they do for us."""
+
+
+class UnusedPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds empty modules for packages that are imported and never called."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """An empty package for those names, nothing for others."""
+        unused = fullname.partition(".")[0] in UNUSED
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if unused else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """A module that has any name one asks for."""
+        module = types.ModuleType(spec.name)
+        module.__path__ = []
+
+        def attribute(name: str) -> type:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {"__init__": lambda self, *args, **options: None})
+
+        module.__getattr__ = attribute  # type: ignore[method-assign]
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""
+
+
+def import_torchvision() -> None:
+    """Import torchvision although its compiled operators do not load with this torch."""
+    library: Any = torch.library
+    dispatch: Any = torch._C
+    keep = library.register_fake, dispatch._dispatch_has_kernel_for_dispatch_key, library.Library.impl
+    _, has_kernel, implement = keep
+    operators = library.Library("torchvision", "DEF")
+    operators.define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    library.register_fake = lambda *args, **options: lambda function: function
+    dispatch._dispatch_has_kernel_for_dispatch_key = lambda name, key: name.startswith("torchvision") or has_kernel(name, key)
+    library.Library.impl = lambda self, *args, **options: (
+        None if self.ns == "torchvision" else implement(self, *args, **options)
+    )
+    try:
+        importlib.import_module("torchvision")
+    finally:
+        library.register_fake, dispatch._dispatch_has_kernel_for_dispatch_key, library.Library.impl = keep
+    import_torchvision.operators = operators  # type: ignore[attr-defined]  # a library that is collected takes its operators along
+
+
+def build(data: str, labeled_batch: int, workers: int) -> Any:
+    """USB's algorithm on the images of a packed file, with the settings of its CIFAR-10 configuration."""
+    warnings.filterwarnings("ignore")
+    import_torchvision()
+    sys.meta_path.insert(0, UnusedPackages())
+    for kind in (torch.Tensor, torch.nn.Module):
+        kind.cuda = lambda self, *args, **options: self  # type: ignore[method-assign]
+    from semilearn.algorithms import get_algorithm
+    from semilearn.core.algorithmbase import AlgorithmBase
+    from semilearn.core.utils import get_net_builder
+    from semilearn.datasets.augmentation import RandAugment
+    from semilearn.datasets.cv_datasets.datasetbase import BasicDataset
+    from semilearn.lighting.config import get_config
+    from torchvision import transforms
+
+    packed = np.load(data)
+    images, labels = packed["train_images"], packed["train_labels"].astype(np.int64)
+    classes, side = int(labels.max()) + 1, images.shape[1]
+    labeled = np.concatenate([np.flatnonzero(labels == label)[:4] for label in range(classes)])
+    to_tensor = [transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+    crop = [
+        transforms.Resize(side),
+        transforms.RandomCrop(side, padding=side // 8, padding_mode="reflect"),
+        transforms.RandomHorizontalFlip(),
+    ]
+    weak, strong = transforms.Compose([*crop, *to_tensor]), transforms.Compose([*crop, RandAugment(3, 5), *to_tensor])
+
+    def set_dataset(self: Any) -> dict[str, Any]:
+        self.args.ulb_dest_len, self.args.lb_dest_len = len(images), len(labeled)
+        return {
+            "train_lb": BasicDataset("crmatch", images[labeled], labels[labeled], classes, weak, False, None),
+            "train_ulb": BasicDataset("crmatch", images, labels, classes, weak, True, strong),
+            "eval": BasicDataset("crmatch", images[:100], labels[:100], classes, weak, False, None),
+            "test": None,
+        }
+
+    AlgorithmBase.set_dataset = set_dataset
+    settings = {
+        "algorithm": "crmatch", "net": "wrn_28_2", "net_from_name": False, "num_classes": classes, "dataset": "cifar10",
+        "batch_size": labeled_batch, "uratio": 7, "use_cat": True, "img_size": side, "crop_ratio": 0.875,
+        "num_labels": len(labeled), "num_train_iter": 2**20, "epoch": 1, "num_eval_iter": 2**30, "num_log_iter": 2**30,
+        "num_workers": workers, "train_sampler": "RandomSampler", "optim": "SGD", "lr": 0.03, "weight_decay": 5e-4,
+        "clip_grad": 0, "amp": False, "p_cutoff": 0.95, "hard_label": True, "rot_loss_ratio": 1.0, "gpu": None,
+        "distributed": False, "world_size": 1, "rank": 0, "multiprocessing_distributed": False, "seed": 0,
+        "save_dir": tempfile.gettempdir(), "save_name": "usb", "overwrite": True, "resume": False, "use_pretrain": False,
+        "pretrain_path": "",
+    }  # fmt: skip
+    algorithm = get_algorithm(get_config(settings), get_net_builder("wrn_28_2", False), None, logging.getLogger("usb"))
+    algorithm._hooks = [hook for hook in algorithm._hooks if type(hook).__name__ in HOOKS]
+    algorithm.hooks_dict = {
+        name: hook for name, hook in algorithm.hooks_dict.items() if name == "MaskingHook" or type(hook).__name__ in HOOKS
+    }
+    return algorithm
+
+
+def before_each_step(algorithm: Any, call: Callable[[], None]) -> None:
+    """Let `call` be called before every training step."""
+    original = algorithm.train_step
+
+    @functools.wraps(original)  # its process_batch reads the signature
+    def step(*args: Any, **options: Any) -> Any:
+        call()
+        return original(*args, **options)
+
+    algorithm.train_step = step
+
+
+class EndOfInputError(Exception):
+    """Nobody asks for more steps."""
+
+
+def serve(algorithm: Any) -> None:
+    """The protocol of benchmarks/turns.py around USB's own loop: a unit of work is a step with its data."""
+    import time
+
+    started: float | None = None
+
+    def next_line() -> None:
+        nonlocal started
+        print("ready" if started is None else time.perf_counter() - started, flush=True)
+        if not sys.stdin.readline():
+            raise EndOfInputError
+        started = time.perf_counter()
+
+    before_each_step(algorithm, next_line)
+    try:
+        algorithm.train()
+    except EndOfInputError:
+        return
+
+
+def losses(algorithm: Any, given: str, out: str) -> None:
+    """USB's loss and gradients for the weights and inputs of a safetensors file, in float64."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(given)
+    weights = {name.removeprefix("weight/"): tensor for name, tensor in tensors.items() if name.startswith("weight/")}
+    inputs = {name.removeprefix("input/"): tensor for name, tensor in tensors.items() if name.startswith("input/")}
+    algorithm.model.double().load_state_dict(weights)
+    algorithm.model.train()
+    outputs, logged = algorithm.train_step(**inputs)
+    outputs["loss"].backward()
+    answer = {
+        f"gradient/{name}": parameter.grad
+        for name, parameter in algorithm.model.named_parameters()
+        if parameter.grad is not None
+    }
+    answer["total"] = outputs["loss"].detach()
+    answer |= {name: torch.tensor(logged[f"train/{name}"], dtype=torch.float64) for name in ("sup_loss", "unsup_loss", "util_ratio")}
+    save_file(answer, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", choices=("serve", "losses"))
+    parser.add_argument("--data", required=True, help="packed images (.npz)")
+    parser.add_argument("--labeled-batch", type=int, default=64)
+    parser.add_argument("--given", help="weights and inputs")
+    parser.add_argument("--out", help="where the losses go")
+    options = parser.parse_args()
+    algorithm = build(options.data, options.labeled_batch, workers=1 if options.job == "serve" else 0)
+    if options.job == "serve":
+        serve(algorithm)
+    else:
+        losses(algorithm, options.given, options.out)
+
+
+if __name__ == "__main__":
+    main()
