@@ -3,6 +3,8 @@
 PYTHON ?= python3
 PIP_OPTIONS ?=
 EXTRAS ?= dev
+# Two test processes, a file at a time: the tests' networks are tiny, and a second thread would only wait.
+PYTEST_OPTIONS ?= -n 2 --dist loadfile
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
@@ -16,7 +18,7 @@ results: $(INSTALLED)
 	$(BIN)/python benchmarks/results.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 slow-test: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow

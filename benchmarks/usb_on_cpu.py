@@ -183,7 +183,8 @@ def losses(algorithm: Any, given: str, out: str) -> None:
         if parameter.grad is not None
     }
     answer["total"] = outputs["loss"].detach()
-    answer |= {name: torch.tensor(logged[f"train/{name}"], dtype=torch.float64) for name in ("sup_loss", "unsup_loss", "util_ratio")}
+    for name in ("sup_loss", "unsup_loss", "util_ratio"):
+        answer[name] = torch.tensor(logged[f"train/{name}"], dtype=torch.float64)
     save_file(answer, out)
 
 

@@ -50,13 +50,14 @@ def test_every_command_of_the_guide_runs_as_printed(
     monkeypatch.setitem(recipes.RECIPES, "quick", lambda *arguments: config.replace(quick(*arguments), **small))
     write_photos(tmp_path)
     (tmp_path / "labels.csv").write_text("path,label\nunlabeled/10.jpg,across\n")
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 9
     for command in COMMANDS:
         if "onnx" in command and not importlib.util.find_spec("onnxruntime"):
             continue
         outcome = crmatch(*shlex.split(command)[1:])
         assert outcome.code == 0, f"{command}: {outcome.err}"
         assert ("mirror images count as the same class" in outcome.err) == ("train" in command)
+        assert ("on two cores" in outcome.err) == ("train" in command)
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 6
     records = [json.loads(path.read_text()) for path in sorted(tmp_path.rglob("record.json"))]
     assert sorted(record["labeled_images"] for record in records) == [4, 4, 5, 5]

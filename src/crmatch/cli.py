@@ -91,7 +91,7 @@ def train(
         shared = {key: value for key, value in changes.items() if key != "method" and not key.startswith("method.")}
         specs.append(make_spec(setting, "supervised", recipe, data_dir, shared, labels))
     if _leads():
-        _look_at_pictures(specs[0], data_dir, quiet=json_)
+        _look_at_pictures(specs, data_dir, quiet=json_)
     from crmatch.experiment import run
     from crmatch.processes import join
 
@@ -161,14 +161,18 @@ def _leads() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _look_at_pictures(spec: RunSpec, data_dir: Path | None, quiet: bool) -> None:
+def _look_at_pictures(specs: list[RunSpec], data_dir: Path | None, quiet: bool) -> None:
     """Decode a folder's pictures with a progress bar and say what was found, before anything heavy is imported."""
+    spec = specs[0]
     if spec.data.folder is None:
         return
+    from crmatch.costs import estimate
     from crmatch.data.folder import read_folder, scan_folder
     from crmatch.data.preflight import preflight
     from crmatch.data.settings import default_data_dir
-    from crmatch.display import PictureProgress
+    from crmatch.display import PictureProgress, describe_cost
+    from crmatch.methods import METHODS
+    from crmatch.recipes import setting_of
 
     labels_file = Path(spec.data.labels_file) if spec.data.labels_file else None
     index = scan_folder(Path(spec.data.folder), labels_file)
@@ -178,6 +182,9 @@ def _look_at_pictures(spec: RunSpec, data_dir: Path | None, quiet: bool) -> None
         typer.echo("\n".join(preflight(index, decoded).lines()), err=True)
         if spec.augmentation.mirror:
             typer.echo("mirror images count as the same class; not so with text? --set augmentation.mirror=false", err=True)
+        for one in specs:
+            cost = describe_cost(estimate(one, setting_of(one, data_dir)))
+            typer.echo(f"{METHODS[one.method.name].title}: {cost}", err=True)
 
 
 def _directory(spec: RunSpec, out: Path, data_dir: Path | None) -> Path:
