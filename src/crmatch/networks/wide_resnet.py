@@ -6,6 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from crmatch.networks.config import WideResNetConfig
+from crmatch.networks.recompute import GROUP, Recomputing
 
 STEM_CHANNELS = 16
 
@@ -19,7 +20,7 @@ def subsampled(x: Tensor, stride: int) -> Tensor:
     return x if stride == 1 else F.avg_pool2d(x, kernel_size=1, stride=stride)
 
 
-class Block(nn.Module):
+class Block(Recomputing):
     """One residual block: x + conv(act(norm(conv(act(norm(x)))))), pre-activation."""
 
     def __init__(self, config: WideResNetConfig, channels: int, width: int, stride: int, first: bool) -> None:
@@ -39,15 +40,27 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, h, w) -> (N, width, h', w')."""
-        activated = x if self.raw_input else F.leaky_relu(self.norm1(x), self.slope, inplace=True)
         if self.activate_before_residual:
-            x = activated
-        residual: Tensor = self.conv2(F.leaky_relu(self.norm2(self.conv1(activated)), self.slope, inplace=True))
+            x = self._activated(self.norm1, x)
+        plain = self.activate_before_residual or self.raw_input
+        hidden = self.conv1(x) if plain else self.part(self._first, x)
+        residual = self.part(self._second, hidden)
         carried: Tensor = x if self.shortcut is None else self.shortcut(subsampled(x, self.stride))
         return carried + residual
 
+    def _activated(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return F.leaky_relu(norm(x), self.slope, inplace=True)
 
-class WideResNet(nn.Module):
+    def _first(self, x: Tensor) -> Tensor:
+        first: Tensor = self.conv1(self._activated(self.norm1, x))
+        return first
+
+    def _second(self, x: Tensor) -> Tensor:
+        second: Tensor = self.conv2(self._activated(self.norm2, x))
+        return second
+
+
+class WideResNet(Recomputing):
     """Stem, `scales` stages of `repeat` blocks, final norm and activation; returns the feature map, point (a)."""
 
     def __init__(self, config: WideResNetConfig, channels: int) -> None:
@@ -69,4 +82,4 @@ class WideResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (N, D, h, w) of normalized images (N, C, H, W)."""
-        return F.leaky_relu(self.norm(self.blocks(self.stem(images))), self.slope, inplace=True)
+        return F.leaky_relu(self.norm(self.chain([self.stem, *self.blocks], 1 + GROUP, images)), self.slope, inplace=True)
