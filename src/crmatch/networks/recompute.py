@@ -19,8 +19,8 @@ from crmatch.networks.dropout import Dropout
 
 NORMS = nn.modules.batchnorm._BatchNorm
 GROUP = 2
-"""Blocks of which only the input of the first one is kept. Of four blocks in a stage two inputs are kept, and going back through
-two blocks needs one more: with single blocks, or whole stages, it would be one to two more of the largest values."""
+"""Blocks of which only the input of the first one is kept. Going back through the last of four blocks in a stage takes two kept
+inputs, its own included; it would be four with groups of one or of four."""
 
 
 class Recomputing(nn.Module):
@@ -37,9 +37,8 @@ class Recomputing(nn.Module):
         outputs: Tensor = checkpoint(function, inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
         return outputs
 
-
     def chain(self, modules: Sequence[nn.Module], first: int, inputs: Tensor) -> Tensor:
-        """`modules` one after the other: groups of them, the first one of `first`, are parts, and each module is one of those."""
+        """`modules` one after the other; groups of them (the first one of `first`) are parts, and in a group each module is."""
         for start, end in itertools.pairwise([0, *range(first, len(modules), GROUP), len(modules)]):
             inputs = self.part(partial(self._each, modules[start:end]), inputs)
         return inputs
