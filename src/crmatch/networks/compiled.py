@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,8 @@ class Compiler:
     def _backend(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         if self.problem is None:
             try:
-                return torch._dynamo.lookup_backend("inductor")(graph, inputs)
+                with warnings.catch_warnings(action="ignore"):  # torch's own, about itself
+                    return torch._dynamo.lookup_backend("inductor")(graph, inputs)
             except Exception as error:  # noqa: BLE001 - whatever a compiler fails of, eager training is exact
                 self._give_up(_reason(error))
         return graph.forward
