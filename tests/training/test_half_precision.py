@@ -1,4 +1,4 @@
-"""Half precision: tried by a process that may die of it, kept inside the backbone's training passes, scaled where it must be."""
+"""Half precision: tried by a process that may die of it, kept inside the training passes of backbones, scaled where it must."""
 
 from __future__ import annotations
 
