@@ -78,7 +78,7 @@ def ours(data: Path, labeled_batch: int, compiled: bool = False, **changes: Any)
         "method.rotation_images": labeled_batch,
     }
     spec = replace(recipe(setting, "crmatch", "usb"), **{"data.image_size": 32, **sizes, **changes})
-    runtime = choose_runtime("cpu", spec.precision, compiled=compiled)
+    runtime = choose_runtime("cpu", spec.precision, compile=compiled)
     return Experiment(spec, *load_run_data(spec, setting, data.parent), runtime).training()
 
 

@@ -99,14 +99,14 @@ def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2
     return replace(recipe(parse_setting(setting, data_dir), method, "quick"), **{**TINY, **extra, **changes})
 
 
-def training_of(spec: Any, data_dir: Path) -> Any:
-    """The run of `spec` at its beginning."""
+def training_of(spec: Any, data_dir: Path, **machine: Any) -> Any:
+    """The run of `spec` at its beginning, on a machine with these options."""
     from crmatch.experiment import Experiment, load_run_data
     from crmatch.recipes import setting_of
     from crmatch.training.runtime import choose_runtime
 
     data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
-    return Experiment(spec, *data, choose_runtime("cpu", spec.precision)).training()
+    return Experiment(spec, *data, choose_runtime("cpu", spec.precision, **machine)).training()
 
 
 class Trained(NamedTuple):

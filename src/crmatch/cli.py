@@ -21,6 +21,7 @@ from crmatch.cli_options import (
     MethodOption,
     PolicyOption,
     RecipeOption,
+    RecomputeOption,
     SetOption,
     SettingArgument,
     StepsOption,
@@ -71,7 +72,11 @@ def train(
     data_dir: DataDirOption = None,
     out: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path("runs"),
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[str | None, typer.Option("--precision", help="fp32 (default) or fp64.")] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="fp32 (default), fp64, bf16 or fp16 (GPU).")] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the network: faster after a minute, equal up to rounding only.")
+    ] = False,
+    recompute: RecomputeOption = False,
     set_: SetOption = None,
     config: ConfigOption = None,
     resume: Annotated[
@@ -99,8 +104,8 @@ def train(
     records = []
     for spec in specs:
         with Display(spec, quiet=json_ or not _leads()) as display:
-            choices: dict[str, Any] = {"device": device, "resume": resume, "processes": processes}
-            records.append(run(spec, out, data_dir=data_dir, progress=display, stop=stop, **choices))
+            machine: dict[str, Any] = {"device": device, "compile": compile, "recompute": recompute, "processes": processes}
+            records.append(run(spec, out, data_dir=data_dir, resume=resume, progress=display, stop=stop, **machine))
     if not _leads():
         return
     if json_:
@@ -151,7 +156,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        advice = "Use smaller batches (plan.*_batch_size), images (--image-size) or networks (network.filters)."
+        advice = "Use --recompute, smaller batches (plan.*_batch_size), images (--image-size) or networks (network.filters)."
         typer.echo(f"crmatch: this run does not fit into memory.\n{advice}", err=True)
         raise SystemExit(2) from None
 

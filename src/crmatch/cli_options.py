@@ -36,6 +36,10 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="JSON file w
 StepsOption = Annotated[int | None, typer.Option("--steps", help="Length of the run; short for --set plan.steps=N.")]
 PolicyOption = Annotated[str | None, typer.Option("--policy", help="Strong policy: randaugment or ctaugment.")]
 ImageSizeOption = Annotated[int | None, typer.Option("--image-size", help="Side of the training images in pixels.")]
+RecomputeOption = Annotated[
+    bool,
+    typer.Option("--recompute", help="Train in a fraction of the memory: keep little, compute it again; a third slower."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
 

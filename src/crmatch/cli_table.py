@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from crmatch.cli_options import DataDirOption, RecipeOption, SetOption, StepsOption, read_changes
+from crmatch.cli_options import DataDirOption, RecipeOption, RecomputeOption, SetOption, StepsOption, read_changes
 from crmatch.errors import RequestError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def table(
     out: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path("runs"),
     data_dir: DataDirOption = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    recompute: RecomputeOption = False,
     engine: Annotated[Literal["local"], typer.Option("--engine", help="Where missing runs are trained.")] = "local",
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Runs at once, each in a process of its own.")] = 1,
     dry_run: Annotated[
@@ -44,6 +45,7 @@ def table(
     save: Annotated[Path | None, typer.Option("--save", help="Write the table to this file instead of showing it.")] = None,
 ) -> None:
     """Make a table of the paper: finished runs are reused, missing ones are trained; stopped, the same command continues."""
+    from crmatch.engines import Store
     from crmatch.grid import Scale, find_suite, make_grid, parse_splits
     from crmatch.report.tables import fill, records_in, runs_in
 
@@ -59,7 +61,7 @@ def table(
         if dry_run:
             _list_missing(grid, missing, options, format_)
             return
-        problems = _train(grid, missing, out, data_dir, device, jobs, fresh)
+        problems = _train(grid, missing, Store(out, data_dir, device, recompute), jobs, fresh)
     _show(fill(grid, find, options=options, problems=problems), format_, save)
 
 
@@ -70,20 +72,18 @@ def _check_request(dry_run: bool, fresh: bool, records: Path | None, format_: Fo
         raise RequestError(f"--save {save} needs a format for files.\nAdd --format markdown, latex, csv or json.")
 
 
-def _train(
-    grid: Grid, missing: list[RunSpec], out: Path, data_dir: Path | None, device: str, jobs: int, fresh: bool
-) -> dict[RunSpec, str]:
+def _train(grid: Grid, missing: list[RunSpec], store: Store, jobs: int, fresh: bool) -> dict[RunSpec, str]:
     """Train what is missing; returns why runs have no record."""
     if not missing:
         return {}
     from crmatch.display import TableProgress
-    from crmatch.engines import Ended, Store, set_aside
+    from crmatch.engines import Ended, set_aside
     from crmatch.results import run_directory
     from crmatch.stopping import stop_request
 
     if fresh:
         for spec in missing:
-            set_aside(run_directory(out, spec, grid.settings[spec.setting]))
+            set_aside(run_directory(store.out, spec, grid.settings[spec.setting]))
     problems: dict[RunSpec, str] = {}
     progress = TableProgress(grid.title, len(grid.specs) - len(missing), len(grid.specs))
 
@@ -92,7 +92,7 @@ def _train(
             problems[run.spec] = run.problem
         progress.ended(grid.place(run.spec), run.problem)
 
-    _engine(Store(out, data_dir, device), jobs).finish(missing, ended, stop_request())
+    _engine(store, jobs).finish(missing, ended, stop_request())
     return problems
 
 

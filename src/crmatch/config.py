@@ -78,7 +78,8 @@ class RunSpec(Frozen):
     network: NetworkConfig = WideResNetConfig()
     method: Annotated[SerializeAsAny[Method], BeforeValidator(_as_method)]
     plan: TrainPlan
-    precision: Literal["fp32", "fp64"] = "fp32"
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16: the backbone's values in training; weights, heads, losses and evaluation stay in fp32."""
     headline: Literal["last", "median_last_20"] = "last"
     """Which error counts: that of the final model, or the median of the last 20 evaluations (FixMatch's protocol)."""
 

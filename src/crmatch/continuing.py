@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def restore(training: Training, checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) -> None:
     """Continue from `checkpoint`, which must be of this run, on data with this fingerprint."""
     try:
-        _check(checkpoint, directory, fingerprint, training.runtime.processes.count)
+        _check(checkpoint, directory, fingerprint, how_it_computes(training))
         training.restore(checkpoint)
     except CRMatchError:
         raise
@@ -30,6 +30,15 @@ def restore(training: Training, checkpoint: Checkpoint, directory: RunDirectory,
             f"the checkpoint of step {checkpoint.step} in {directory.path} does not fit its spec.\n"
             "Remove the run's directory to start it again from the beginning."
         ) from error
+
+
+def how_it_computes(training: Training) -> dict[str, int]:
+    """What a checkpoint says of the machine: a run that continues otherwise is not equal to the bit."""
+    return {
+        "threads": torch.get_num_threads(),
+        "processes": training.runtime.processes.count,
+        "compiled": training.compiled,
+    }
 
 
 def explained(error: DivergedError, begin: Callable[[], Training], directory: RunDirectory, reached: int) -> DivergedError:
@@ -52,7 +61,7 @@ def explained(error: DivergedError, begin: Callable[[], Training], directory: Ru
     return DivergedError(f"{str(error).splitlines()[0]}\n{ADVICE}; {good}.")
 
 
-def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, processes: int) -> None:
+def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, machine: dict[str, int]) -> None:
     """A checkpoint may be continued only by the same numerics on the same data."""
     if checkpoint.values["numerics"] != NUMERICS:
         raise ResumeError(
@@ -66,8 +75,13 @@ def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, pr
             f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now).\n"
             "Bring the old data back, or choose another --out."
         )
-    for unit, count in (("threads", torch.get_num_threads()), ("processes", processes)):
-        if (before := checkpoint.values.get(unit, 1)) != count:
-            logger.warning(
-                "this run began with %d %s and continues with %d: the result will not be equal to the bit", before, unit, count
-            )
+    before = {"processes": 1, "compiled": False, **checkpoint.values}
+    changed = [
+        (f"with {before[unit]} {unit}", f"with {machine[unit]}")
+        for unit in ("threads", "processes")
+        if before[unit] != machine[unit]
+    ]
+    if before["compiled"] != machine["compiled"]:
+        changed.append(("compiled", "eager") if before["compiled"] else ("eager", "compiled"))
+    for began, continues in changed:
+        logger.warning("this run began %s and continues %s: the result will not be equal to the bit", began, continues)

@@ -2,8 +2,9 @@
 
 The model: seconds = steps * images per step * seconds per image of the network, where seconds per image follow the network's
 multiply-adds between three measured networks (on the log-log line between neighbors, in proportion beyond them). Memory is that
-of the activations kept for the backward pass, in proportion to the outputs of the convolutions, and the weights. Methods that
-pass their images through the network more than once per step (MixMatch, VAT) cost more than it says.
+of the activations kept for the backward pass, in proportion to the outputs of the convolutions (where they are recomputed, to
+those of the largest one), and the weights. Methods that pass their images through the network more than once per step
+(MixMatch, VAT) cost more than it says.
 """
 
 from __future__ import annotations
@@ -26,10 +27,15 @@ GPU_STEP_SECONDS = 0.03
 """The shortest step of a GPU, whatever the network: launches and augmentation; an assumption too."""
 BYTES_PER_OUTPUT = 10.7
 """Bytes per output of a convolution and image: the measured peak of 13.6 GB at 2,304 images of WRN-28-2, 32x32."""
+RECOMPUTED_BYTES_PER_OUTPUT = 28.4
+"""Bytes per output of the largest convolution and image where activations are recomputed: with four blocks in a stage
+seven such outputs are alive at once (WRN-28-2, also with 135 filters, and WRN-37-2 on 96x96)."""
 PROCESS_BYTES = 0.4e9
 """Interpreter, torch and a small data set."""
 BYTES_PER_WEIGHT = 16
 """Weight, gradient, momentum and moving average in float32."""
+ACTIVATION_SIZE = {"fp64": 2.0, "bf16": 0.5, "fp16": 0.5}
+"""Precision -> size of an activation, where it is not that of float32."""
 TRAIN_IMAGES = {
     "cifar10": 50_000,
     "cifar100": 50_000,
@@ -69,20 +75,32 @@ class Cost(NamedTuple):
     memory_bytes: float
 
 
-def estimate(spec: RunSpec, setting: Setting) -> Cost:
-    """The cost of `spec`."""
+def estimate(spec: RunSpec, setting: Setting, recompute: bool = False) -> Cost:
+    """The cost of `spec`; of its memory also where activations are recomputed."""
     layers = network_layers(spec.network, setting.channels, spec.data.image_size)
     images, work = images_per_step(spec), sum(layer.multiply_adds for layer in layers)
     pool = TRAIN_IMAGES.get(setting.data)
     steps = spec.plan.steps if spec.plan.steps is not None else spec.plan.total_steps(pool) if pool else None
-    weights = sum(layer.weights for layer in layers)
     return Cost(
         images_per_step=images,
         steps=steps,
         cpu_seconds=None if steps is None else steps * images * seconds_per_image(work),
         gpu_seconds=None if steps is None else steps * max(GPU_STEP_SECONDS, images * work * 6 / GPU_OPERATIONS),
-        memory_bytes=PROCESS_BYTES + weights * BYTES_PER_WEIGHT + images * BYTES_PER_OUTPUT * sum(x.outputs for x in layers),
+        memory_bytes=PROCESS_BYTES
+        + _weight_bytes(layers, spec.precision)
+        + images * _image_bytes(layers, spec.precision, recompute),
     )
+
+
+def _weight_bytes(layers: list[Layer], precision: str) -> float:
+    return sum(layer.weights for layer in layers) * BYTES_PER_WEIGHT * max(1.0, ACTIVATION_SIZE.get(precision, 1.0))
+
+
+def _image_bytes(layers: list[Layer], precision: str, recompute: bool) -> float:
+    """Activations of one image."""
+    kept = BYTES_PER_OUTPUT * sum(layer.outputs for layer in layers)
+    recomputed = RECOMPUTED_BYTES_PER_OUTPUT * max(layer.outputs for layer in layers)
+    return ACTIVATION_SIZE.get(precision, 1.0) * (min(kept, recomputed) if recompute else kept)
 
 
 def images_per_step(spec: RunSpec) -> int:

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from crmatch.config import RunSpec
 from crmatch.errors import DivergedError, ResumeError, StoppedError
@@ -32,11 +32,12 @@ SAVED = "everything is saved.\nThe same command continues."
 
 
 class Store(NamedTuple):
-    """Where runs and data lie, and on which device runs compute."""
+    """Where runs and data lie, and how runs compute."""
 
     out: Path
     data_dir: Path | None = None
     device: str = "auto"
+    recompute: bool = False
 
 
 class Ended(NamedTuple):
@@ -112,7 +113,8 @@ def train_one(spec: RunSpec, store: Store, stop: Callable[[], bool] = lambda: Fa
     from crmatch.experiment import run
 
     try:
-        run(spec, store.out, data_dir=store.data_dir, device=store.device, progress=progress, stop=stop)
+        watched: dict[str, Any] = {"progress": progress, "stop": stop}
+        run(spec, store.out, data_dir=store.data_dir, device=store.device, recompute=store.recompute, **watched)
     except DivergedError as error:
         return Ended(spec, f"diverged: {str(error).splitlines()[0]}")
     except ResumeError as error:

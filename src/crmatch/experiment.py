@@ -21,7 +21,7 @@ from crmatch.augment.views import Batch
 from crmatch.augment.weak import WeakAugmentation
 from crmatch.collapse import CollapseWatch
 from crmatch.config import NUMERICS, RunSpec, differences
-from crmatch.continuing import explained, restore
+from crmatch.continuing import explained, how_it_computes, restore
 from crmatch.data.folder import load_folder, scan_folder
 from crmatch.data.images import DataSet
 from crmatch.data.more_labels import add_labels
@@ -211,6 +211,8 @@ def run(
     *,
     data_dir: Path | None = None,
     device: str = "auto",
+    compile: bool = False,
+    recompute: bool = False,
     resume: Literal["auto", "never"] = "auto",
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -223,6 +225,8 @@ def run(
         out: where runs are kept; this one goes to `<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`.
         data_dir: where packed sets lie.
         device: `auto`, `cpu`, `cuda`.
+        compile: compile the backbone's training passes: faster, and equal up to rounding only.
+        recompute: keep little for the backward pass and compute it again: slower, in a fraction of the memory.
         resume: `auto` continues what is there; `never` refuses to.
         progress: who watches.
         stop: asked before every step; True saves and raises `StoppedError`.
@@ -232,12 +236,12 @@ def run(
     directory = run_directory(Path(out), spec, setting)
     if (finished := _finished(directory, spec, resume)) is not None:
         return finished
-    runtime = choose_runtime(device, spec.precision, processes)
+    runtime = choose_runtime(device, spec.precision, processes, compile=compile, recompute=recompute)
     # The first process goes on when all have come here, so nothing is written before all have looked.
     data, split = processes.in_turn(lambda: load_run_data(spec, setting, data_dir))
     experiment = Experiment(spec, data, split, runtime)
     on_host = runtime.device.type == "cpu"
-    check_memory(spec, setting, free_bytes() if on_host else torch.cuda.mem_get_info(runtime.device)[0])
+    check_memory(spec, setting, free_bytes() if on_host else torch.cuda.mem_get_info(runtime.device)[0], recompute)
     with _locked(directory) if processes.leads else nullcontext():
         finished = _finished(directory, spec, resume) if processes.leads else None
         if processes.any(finished is not None) and (finished := directory.read_record()) is not None:
@@ -314,8 +318,7 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
         if not processes.leads:
             return
         curves.flush()
-        machine = {"threads": torch.get_num_threads(), "processes": processes.count}
-        values = {**state.values, "numerics": NUMERICS, **machine}
+        values = {**state.values, "numerics": NUMERICS, **how_it_computes(training)}
         save_checkpoint(directory.checkpoints, state._replace(values=values))
 
     if progress:
@@ -372,7 +375,7 @@ def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> 
         steps=training.step,
         images_seen=training.images,
         seconds=round(training.seconds, 3),
-        machine=describe_machine(experiment.runtime),
+        machine=describe_machine(experiment.runtime, training.compiled),
         final=lines[-1],
         policy=policy.rates() if isinstance(policy, LearningPolicy) else None,
     )

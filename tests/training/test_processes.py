@@ -101,6 +101,14 @@ def test_all_processes_have_the_same_losses_masks_rates_states_and_weights_to_th
     assert [name for name, value in first.items() if not torch.equal(value, second[name])] == []
 
 
+@pytest.mark.parametrize("method", two_processes.RECOMPUTED)
+def test_two_processes_that_recompute_compute_the_same_to_the_bit(two: Two, method: str) -> None:
+    """Recomputing exchanges batch statistics in the backward pass, by all processes in the same order."""
+    expected, actual = (of_method(two.ranks[0], f"{method}/{kind}") for kind in ("fp64", "recomputed"))
+    assert len(expected) == len(actual)
+    assert all(torch.equal(value, actual[name.replace("/fp64/", "/recomputed/")]) for name, value in expected.items())
+
+
 @pytest.mark.parametrize("rows", [1, 2, 7], ids="{} rows".format)
 def test_the_joint_norm_is_the_batch_norm_of_all_rows(two: Two, rows: int) -> None:
     """Outputs, gradients of inputs, weights and biases, running statistics; also where one process has no row."""

@@ -23,6 +23,7 @@ from crmatch.training.runtime import choose_runtime
 
 LONG = ("crmatch", "fixmatch", "remixmatch", "flexmatch", "label_propagation")
 SHORT = tuple(sorted(set(METHODS) - set(LONG)))
+RECOMPUTED = ("vat", "mixmatch", "plcb")
 STOP = 7
 
 
@@ -36,10 +37,10 @@ def spec_of(data_dir: Path, method: str, precision: str = "fp64", **changes: Any
     return tiny_spec(data_dir, method, **{**keys, **changes})
 
 
-def trace(spec: Any, data_dir: Path, processes: Processes, steps: int) -> dict[str, Tensor]:
+def trace(spec: Any, data_dir: Path, processes: Processes, steps: int, recompute: bool = False) -> dict[str, Tensor]:
     """Losses, masks, rates and running states of every step, and the weights after the last one."""
     data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
-    training = Experiment(spec, *data, choose_runtime("cpu", spec.precision, processes)).training()
+    training = Experiment(spec, *data, choose_runtime("cpu", spec.precision, processes, recompute=recompute)).training()
     traced: dict[str, Tensor] = {}
     for step in range(steps):
         batch, loss = training.take_step()
@@ -61,7 +62,8 @@ def traces(data_dir: Path, processes: Processes) -> dict[str, Tensor]:
     cases = {f"{method}/fp64": (spec_of(data_dir, method), 20) for method in LONG}
     cases |= {f"{method}/fp32": (spec_of(data_dir, method, "fp32"), 2) for method in LONG}
     cases |= {f"{method}/fp64": (spec_of(data_dir, method), 3) for method in SHORT}
-    every = {case: trace(spec, data_dir, processes, steps) for case, (spec, steps) in cases.items()}
+    every = {f"{method}/recomputed": trace(spec_of(data_dir, method), data_dir, processes, 3, True) for method in RECOMPUTED}
+    every |= {case: trace(spec, data_dir, processes, steps) for case, (spec, steps) in cases.items()}
     return {f"{case}/{name}": value.contiguous().clone() for case, traced in every.items() for name, value in traced.items()}
 
 

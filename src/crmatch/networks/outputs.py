@@ -80,10 +80,12 @@ class Network(nn.Module):
         self.heads = nn.ModuleDict(dict(heads))
         self.normalize_features = normalize_features
         self.processes = ALONE
+        self.autocast: torch.dtype | None = None
+        """Type of the backbone's values in training; None: that of its weights."""
 
     def forward(self, images: Tensor) -> Outputs:
-        """Outputs of normalized images (N, C, H, W)."""
-        feature_map = self.processes.apart(self.backbone, laid_out(images))
+        """Outputs of normalized images (N, C, H, W), in the type of the images."""
+        feature_map = self.processes.apart(self._training_pass if self.training else self.backbone.forward, laid_out(images))
         if feature_map.requires_grad:
             # Heads that flatten the map give gradients in the other layout.
             feature_map.register_hook(laid_out)  # type: ignore[no-untyped-call]
@@ -93,6 +95,13 @@ class Network(nn.Module):
             features = F.normalize(features, dim=1)
         refines = REFINER in self.heads and not self.training
         return Outputs(feature_map, features, self.classifier(self.head(REFINER, features) if refines else features))
+
+    def _training_pass(self, images: Tensor) -> Tensor:
+        """The backbone's pass, compiled and in half precision where the run is; in eval mode it is as a model's user has it."""
+        if self.autocast is None:
+            return cast(Tensor, self.backbone(images))
+        with torch.autocast(images.device.type, self.autocast):
+            return cast(Tensor, self.backbone(images)).to(images.dtype)
 
     def deployed_state(self) -> dict[str, Tensor]:
         """What prediction needs, on the CPU: backbone, classifier and refiner; no other heads, no running state of a method."""

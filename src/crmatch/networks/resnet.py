@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from crmatch.networks.config import ResNet18Config
 from crmatch.networks.dropout import Dropout
+from crmatch.networks.recompute import GROUP, Recomputing
 from crmatch.networks.weight_norm import NormedConv2d
 from crmatch.networks.wide_resnet import subsampled
 
@@ -42,7 +43,7 @@ class Block(nn.Module):
         return F.relu(carried + residual, inplace=True)
 
 
-class ResNet18(nn.Module):
+class ResNet18(Recomputing):
     """Stem and four stages of two blocks; returns the feature map, point (a)."""
 
     def __init__(self, config: ResNet18Config, channels: int) -> None:
@@ -61,5 +62,4 @@ class ResNet18(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (N, 512, h, w) of normalized images (N, C, H, W)."""
         x = F.relu(self.norm(self.stem(images)), inplace=True)
-        feature_map: Tensor = self.blocks(F.max_pool2d(x, 3, 2, padding=1))
-        return feature_map
+        return self.chain([*self.blocks], GROUP, F.max_pool2d(x, 3, 2, padding=1))

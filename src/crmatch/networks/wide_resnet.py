@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from crmatch.networks.config import WideResNetConfig
 from crmatch.networks.lean_convolution import convolved
+from crmatch.networks.recompute import GROUP, Recomputing
 
 STEM_CHANNELS = 16
 
@@ -49,7 +50,7 @@ class Block(nn.Module):
         return carried + residual
 
 
-class WideResNet(nn.Module):
+class WideResNet(Recomputing):
     """Stem, `scales` stages of `repeat` blocks, final norm and activation; returns the feature map, point (a)."""
 
     def __init__(self, config: WideResNetConfig, channels: int) -> None:
@@ -71,4 +72,4 @@ class WideResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (N, D, h, w) of normalized images (N, C, H, W)."""
-        return F.leaky_relu(self.norm(self.blocks(self.stem(images))), self.slope, inplace=True)
+        return F.leaky_relu(self.norm(self.chain([self.stem, *self.blocks], 1 + GROUP, images)), self.slope, inplace=True)

@@ -31,7 +31,7 @@ class FiniteWatch:
     def bad_step(self, total: Tensor, gradients: Sequence[Tensor]) -> bool:
         """Whether this step's loss or gradients are known to be not finite; never true where it is found out later."""
         # The largest magnitude instead of a sum: it is finite exactly where all values are.
-        largest = torch._foreach_norm(list(gradients), math.inf)
+        largest = torch._foreach_norm(list(gradients), math.inf) if gradients else ()
         bad = torch.stack([total.detach(), *largest]).isfinite().all().logical_not()
         if self.immediate:
             return bool(bad)

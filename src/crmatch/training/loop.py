@@ -16,10 +16,12 @@ from crmatch.augment.policies import LearningPolicy, Policy
 from crmatch.augment.views import Batch
 from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
+from crmatch.networks.compiled import Compiler
 from crmatch.networks.dropout import dropout_from
 from crmatch.networks.ema import MovingAverage
 from crmatch.networks.joint_norm import share_among
 from crmatch.networks.outputs import Network
+from crmatch.networks.recompute import recompute_parts
 from crmatch.randomness import generator
 from crmatch.training.checkpoint import Checkpoint
 from crmatch.training.divergence import ADVICE, FiniteWatch, NoticedLateError
@@ -95,10 +97,17 @@ class Training:
     def __post_init__(self) -> None:
         self.network.to(device=self.runtime.device, dtype=self.runtime.dtype).channels_last().train()
         share_among(self.network, self.runtime.processes)
+        self.network.autocast = self.runtime.autocast
+        if self.runtime.recompute:
+            recompute_parts(self.network)
         self.average = MovingAverage(self.network, self.plan.ema_decay, self.plan.ema_warmup)
         self.average.network.eval()
         self.models = Models(self.network, self.average.network)
+        self.compiler = Compiler()
+        if self.runtime.compile:
+            self.compiler.compile(self.network)
         self.optimizer = build_optimizer(self.network, self.plan)
+        self.scaler = torch.amp.GradScaler(self.runtime.device.type, enabled=self.runtime.autocast is torch.float16)
         self.finite = FiniteWatch(immediate=self.runtime.host_sync_is_free)
         self.network.register_forward_pre_hook(self._count_images)
 
@@ -114,12 +123,15 @@ class Training:
         with dropout_from(self.network, step.generator("dropout")):
             loss = self.method.loss(batch, self.models, step)
         total = loss.total
-        torch.autograd.backward(total)
+        torch.autograd.backward(self.scaler.scale(total))
         self.runtime.processes.average_gradients(self.network.parameters())
+        self.scaler.unscale_(self.optimizer)
         gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
-        if self.finite.bad_step(total, gradients):
+        # Scaled gradients may overflow: the scaler skips such a step and scales less.
+        if self.finite.bad_step(total, [] if self.scaler.is_enabled() else gradients):
             raise DivergedError(self.divergence(loss))
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.average.update(self.network, self.step)
         self.batches.learn(self.step, self._probabilities)
@@ -131,6 +143,11 @@ class Training:
         """The rate of the step to come."""
         return self.plan.learning_rate * self.plan.rate_factor(self.step, self.total_steps)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code computes this run, as far as is known."""
+        return self.runtime.compile and self.compiler.problem is None
+
     def checkpoint(self) -> Checkpoint:
         """Everything needed to continue as if never stopped."""
         tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
@@ -140,7 +157,8 @@ class Training:
             tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items() if value is not None}
         if isinstance(self.batches.policy, LearningPolicy):
             tensors |= {f"policy/{name}": tensor for name, tensor in self.batches.policy.state().items()}
-        return Checkpoint(self.step, tensors, {"meter": self.meter.state(), "seconds": self.seconds, "images": self.images})
+        values = {"meter": self.meter.state(), "seconds": self.seconds, "images": self.images}
+        return Checkpoint(self.step, tensors, {**values, "scaler": self.scaler.state_dict()})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from `checkpoint`."""
@@ -162,6 +180,8 @@ class Training:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         if isinstance(self.batches.policy, LearningPolicy):
             self.batches.policy.load_state(groups["policy"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(checkpoint.values["scaler"])
         self.meter.load_state(checkpoint.values["meter"], self.runtime.device)
         self.step, self.images = checkpoint.step, int(checkpoint.values["images"])
         self.seconds = float(checkpoint.values["seconds"])

@@ -16,20 +16,36 @@ import torch
 
 from crmatch.errors import RequestError
 from crmatch.processes import ALONE, Processes
+from crmatch.training.half_precision import half_precision_problem
 
 logger = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt."""
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32, "fp16": torch.float32}
+"""Precision -> type of weights, losses and everything that is not said to be otherwise."""
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precision -> type of the backbone's values in training."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where and in which numbers a run computes."""
+    """Where and in which numbers a run computes.
+
+    Attributes:
+        device: of all tensors.
+        dtype: of weights, images and losses.
+        processes: who shares the run.
+        autocast: type of the backbone's values in training; None: `dtype`.
+        compile: whether the backbone's training passes are compiled.
+        recompute: whether values are computed again in the backward pass instead of being kept.
+    """
 
     device: torch.device
     dtype: torch.dtype
     processes: Processes = ALONE
+    autocast: torch.dtype | None = None
+    compile: bool = False
+    recompute: bool = False
 
     @property
     def host_sync_is_free(self) -> bool:
@@ -48,7 +64,14 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_M_MMAP_MAX, 0))
 
 
-def choose_runtime(device: str = "auto", precision: str = "fp32", processes: Processes = ALONE) -> Runtime:
+def choose_runtime(
+    device: str = "auto",
+    precision: str = "fp32",
+    processes: Processes = ALONE,
+    *,
+    compile: bool = False,
+    recompute: bool = False,
+) -> Runtime:
     """The runtime asked for; `auto` takes a GPU where there is one, and each of several processes its own."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,13 +83,18 @@ def choose_runtime(device: str = "auto", precision: str = "fp32", processes: Pro
         raise RequestError(f"unknown device {device!r}.\nUse auto, cpu, cuda or cuda:0.") from error
     if chosen.type not in ("cpu", "cuda") or (chosen.type == "cuda" and not torch.cuda.is_available()):
         raise RequestError(f"device {device!r} was asked for, but this machine has no such device.\nUse --device cpu.")
-    if chosen.type == "cpu" and keep_freed_memory():
+    if compile and recompute:
+        raise RequestError("--compile and --recompute were asked for, and compiled code recomputes nothing.\nUse one of them.")
+    if chosen.type == "cpu" and (problem := half_precision_problem(precision)):
+        raise RequestError(f"--precision {precision} was asked for, and {problem}.\nUse --precision fp32.")
+    # Where memory is short, freed memory goes back: kept, its gaps make a process half as large again.
+    if chosen.type == "cpu" and not recompute and keep_freed_memory():
         logger.debug("glibc keeps freed memory for the next step")
-    return Runtime(chosen, DTYPES[precision], processes)
+    return Runtime(chosen, DTYPES[precision], processes, AUTOCAST.get(precision), compile, recompute)
 
 
-def describe_machine(runtime: Runtime) -> dict[str, Any]:
-    """What a record says about where its numbers come from."""
+def describe_machine(runtime: Runtime, compiled: bool = False) -> dict[str, Any]:
+    """What a record says about where its numbers come from; `compiled`: by compiled code."""
     import numpy
     import PIL
 
@@ -75,6 +103,7 @@ def describe_machine(runtime: Runtime) -> dict[str, Any]:
         "processor": platform.machine(),
         "threads": torch.get_num_threads(),
         "processes": runtime.processes.count,
+        "compiled": compiled,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

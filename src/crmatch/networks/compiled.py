@@ -1,0 +1,55 @@
+"""Compiled training passes of a network's backbone, and what happens where nothing can be compiled."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from crmatch.networks.outputs import Network
+
+logger = logging.getLogger(__name__)
+
+
+class Compiler:
+    """Compiles a backbone's passes by torch's inductor; where that fails, the graph runs as it is, after a line in the log.
+
+    The module is compiled in place, so names of weights stay, and copies (the moving average) are not compiled. Each shape and
+    mode of a training pass is compiled once; `Network` leaves passes in eval mode, which have many shapes, alone.
+    """
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        """Why nothing is compiled; known after the first pass."""
+
+    def compile(self, network: Network) -> None:
+        """Let the training passes of `network` be compiled when they first happen."""
+        if network.processes.count > 1:
+            self._give_up("it exchanges batch statistics with other processes")
+        else:
+            network.backbone.compile(backend=self._backend, dynamic=False)
+
+    def _backend(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        if self.problem is None:
+            try:
+                with warnings.catch_warnings(action="ignore"):  # torch's own, about itself
+                    return torch._dynamo.lookup_backend("inductor")(graph, inputs)
+            except Exception as error:  # noqa: BLE001 - whatever a compiler fails of, eager training is exact
+                self._give_up(_reason(error))
+        return graph.forward
+
+    def _give_up(self, reason: str) -> None:
+        self.problem = reason
+        logger.warning("the network is not compiled: %s; training goes on without", reason)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
