@@ -10,10 +10,11 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,8 +102,12 @@ def need_ray() -> Any:
 
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Be the driver of a cluster. Signals stay with who had them: Ray takes SIGTERM for itself."""
-    local = {"_node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    """Be the driver of a cluster.
+
+    Signals stay with who had them, and stdout is for the table alone: Ray takes SIGTERM for itself, and says on stdout that a
+    worker died.
+    """
+    local = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else local))
@@ -113,10 +118,11 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    with redirect_stdout(sys.stderr):
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _outcome(ray: Any, reference: Any, spec: RunSpec) -> Ended:
