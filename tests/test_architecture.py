@@ -15,9 +15,9 @@ PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
     "errors", "stopping", "files", "frozen", "randomness", "processes", "data", "augment", "networks", "losses", "methods",
     "training", "evaluation", "collapse", "config", "recipes", "costs", "memory", "results", "continuing", "model_card",
-    "experiment", "inference", "prediction", "export", "analysis", "beliefs", "suites", "grid", "engines", "ray_engine",
-    "display", "table_progress", "report", "estimator_inputs", "estimator", "cli_options", "cli_show", "cli_data", "cli_table",
-    "cli_figure", "cli_report", "cli_use", "cli", "__main__",
+    "experiment", "tensorboard", "inference", "prediction", "export", "analysis", "beliefs", "suites", "grid", "engines",
+    "ray_engine", "display", "table_progress", "report", "estimator_inputs", "estimator", "cli_options", "cli_show", "cli_data",
+    "cli_table", "cli_figure", "cli_report", "cli_use", "cli", "__main__",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (

@@ -33,9 +33,14 @@ def finished(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("record.json")}
 
 
-def in_the_middle(folder: Path) -> bool:
-    """Whether a run has a checkpoint and no record yet."""
-    return any(not (path.parents[1] / "record.json").exists() for path in folder.glob("runs/*/*/*/checkpoint/*.safetensors"))
+def in_the_middle(folder: Path, since: float = 0) -> set[Path]:
+    """Runs without a record that saved a checkpoint since a time."""
+    saved = [path for path in folder.glob("runs/*/*/*/checkpoint/*.safetensors") if changed(path) > since]
+    return {path.parents[1] for path in saved if not (path.parents[1] / "record.json").exists()}
+
+
+def changed(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0
 
 
 @with_ray
@@ -78,10 +83,12 @@ def test_the_table_is_the_local_one_after_a_killed_driver_worker_and_node(tmp_pa
         driver.kill()
         driver.communicate(timeout=60)
         before = finished(folder)
+        began = time.time()
         driver = start(cluster, arguments, folder)
-        wait_for(lambda: in_the_middle(folder) and cluster.training(), driver)
+        wait_for(lambda: in_the_middle(folder, began), driver)
         cluster.kill_worker()
-        wait_for(lambda: len(cluster.training()) == 2, driver)
+        killed = time.time()
+        wait_for(lambda: len(in_the_middle(folder, killed)) == 2 == len(cluster.training()), driver)
         cluster.kill(1)
         cluster.start(1)
         out, said = driver.communicate(timeout=600)
