@@ -104,6 +104,17 @@ def test_the_table_is_the_local_one_after_a_killed_driver_worker_and_node(tmp_pa
     assert [len(cell["runs"]) for cell in json.loads(out)["cells"]] == [1] * 4
 
 
+@with_ray
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1", "nowhere"])
+def test_a_wrong_address_is_refused_before_anything_is_set_aside(crmatch: Command, tmp_path: Path, address: str) -> None:
+    options = ["--engine", "ray", "--ray-address", address, "--fresh"]
+    outcome = crmatch("table", "ablation", "--setting", "digits@4", "--out", tmp_path, *options)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"crmatch: no Ray cluster answers at {address}: ")
+    assert outcome.err.endswith("\nWrite --ray-address HOST:PORT as ray start said it, or auto.\n")
+    assert len(outcome.err.splitlines()) == 2
+
+
 def test_without_ray_it_says_what_to_install(crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     outcome = crmatch("table", "ablation", "--setting", "digits@4", "--out", tmp_path, "--engine", "ray")

@@ -115,7 +115,7 @@ def _train(grid: Grid, missing: list[RunSpec], engine: Engine, out: Path, fresh:
 def _ray(store: Store, address: str | None, jobs: int | None, cpus: int | None) -> Engine:
     from crmatch.ray_engine import RayTasks, need_ray
 
-    need_ray()  # before anything is said or set aside
+    need_ray(address)  # before anything is said or set aside
     return RayTasks(store, address, jobs, cpus or 1)
 
 

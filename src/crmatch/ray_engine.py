@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections import deque
@@ -29,6 +30,7 @@ RETRIES = 5
 """How often a run is started again after its worker or its node died."""
 PATIENCE_SECONDS = 60.0
 """How long a run waits for its directory: a process that was killed may hold it until the system has noticed."""
+CONNECT_SECONDS = 10.0
 CANCEL_SECONDS = 2.0
 """Runs are asked to save again after this time: one may just have moved to another worker."""
 OBJECT_STORE_BYTES = 80_000_000
@@ -47,7 +49,7 @@ class RayTasks(NamedTuple):
 
     def finish(self, specs: Sequence[RunSpec], ended: Callable[[Ended], None], stop: Callable[[], bool]) -> None:
         """Train wherever there is room; a stop request reaches the tasks as their cancellation."""
-        ray = need_ray()
+        ray = need_ray(self.address)
         left = deque(specs)
         running: dict[Any, RunSpec] = {}
         with _connected(ray, self.address):
@@ -90,13 +92,19 @@ class RayTasks(NamedTuple):
         return json.dumps(values)
 
 
-def need_ray() -> Any:
-    """The module `ray`, which only this engine needs."""
+def need_ray(address: str | None = None) -> Any:
+    """The module `ray`, which only this engine needs, once something answers at `address`: Ray itself would try for minutes."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
     try:
         import ray
     except ImportError as error:
         raise RequestError("--engine ray needs Ray, which is not installed.\npip install 'crmatch[ray]'") from error
+    if address not in (None, "auto"):
+        host, _, port = address.rpartition("://")[2].rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise _unreachable(address, error) from error
     return ray
 
 
@@ -112,9 +120,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else local))
     except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip() or "no answer").splitlines()[0]
-        asked = f"--ray-address {address}" if address else "a Ray cluster on this machine"
-        raise RequestError(f"cannot reach {asked}: {reason}\nIs it running (ray status)? HOST:PORT, or auto.") from error
+        raise _unreachable(address, error) from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -123,6 +129,14 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+def _unreachable(address: str | None, error: Exception) -> RequestError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    if address is None:
+        return RequestError(f"a Ray cluster of this machine does not start: {reason}.\nUse --jobs, which needs no Ray.")
+    advice = "Write --ray-address HOST:PORT as ray start said it, or auto"
+    return RequestError(f"no Ray cluster answers at {address}: {reason}.\n{advice}.")
 
 
 def _outcome(ray: Any, reference: Any, spec: RunSpec) -> Ended:
