@@ -94,17 +94,11 @@ class Cluster:
             time.sleep(0.05)
         self._started.pop(node).wait()
 
-    def kill_worker(self) -> int:
-        """Kill one process that trains; returns its number."""
-        number = self.training()[0]
-        _kill(number)
-        return number
-
-    def training(self) -> list[int]:
-        """The processes that have a task."""
+    def training(self, *nodes: int) -> list[int]:
+        """The processes of these nodes, or of all, that have a task."""
         return [
             number
-            for node in self._started
+            for node in nodes or self._started
             for number, title in self.processes(node).items()
             if title.startswith("ray::_train_in_task")
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -33,14 +34,16 @@ def finished(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("record.json")}
 
 
-def in_the_middle(folder: Path, since: float = 0) -> set[Path]:
-    """Runs without a record that saved a checkpoint since a time."""
-    saved = [path for path in folder.glob("runs/*/*/*/checkpoint/*.safetensors") if changed(path) > since]
-    return {path.parents[1] for path in saved if not (path.parents[1] / "record.json").exists()}
-
-
-def changed(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0
+def in_the_middle(processes: list[int], since: float = 0) -> list[int]:
+    """Those of the processes whose run saved a checkpoint since a time: they have its lock open."""
+    found = []
+    for number in processes:
+        with contextlib.suppress(OSError):  # it ended
+            files = [Path(os.readlink(path)) for path in Path(f"/proc/{number}/fd").iterdir()]
+            runs = [path.parent for path in files if path.name == "run.lock"]
+            saved = [path for run in runs for path in run.glob("checkpoint/*.safetensors")]
+            found += [number] if any(path.stat().st_mtime > since for path in saved) else []
+    return found
 
 
 @with_ray
@@ -52,8 +55,8 @@ def test_a_killed_worker_and_a_stopped_driver_lose_nothing(
     arguments += [f"--set={key}={value}" for key, value in {**keys, "method.rotation_images": 4}.items()]
     with Cluster() as cluster:
         driver = start(cluster, arguments, tmp_path / "ray")
-        wait_for(lambda: in_the_middle(tmp_path / "ray") and cluster.training(), driver)
-        killed = cluster.kill_worker()
+        wait_for(lambda: in_the_middle(cluster.training()), driver)
+        os.kill(in_the_middle(cluster.training())[0], signal.SIGKILL)
         wait_for(lambda: finished(tmp_path / "ray"), driver)
         driver.send_signal(signal.SIGTERM)
         asked = time.monotonic()
@@ -62,7 +65,6 @@ def test_a_killed_worker_and_a_stopped_driver_lose_nothing(
         out, said = driver.communicate(timeout=60)
         assert (driver.returncode, out) == (75, ""), said
         assert "everything is saved.\nThe same command continues." in said
-        assert killed not in cluster.training()
         before = finished(tmp_path / "ray")
         out, said = start(cluster, arguments, tmp_path / "ray").communicate(timeout=120)
         assert finished(tmp_path / "ray").items() >= before.items()
@@ -79,18 +81,18 @@ def test_the_table_is_the_local_one_after_a_killed_driver_worker_and_node(tmp_pa
     folder = tmp_path / "ray"
     with Cluster() as cluster:
         driver = start(cluster, arguments, folder)
-        wait_for(lambda: in_the_middle(folder), driver)
+        wait_for(lambda: in_the_middle(cluster.training()), driver)
         driver.kill()
         driver.communicate(timeout=60)
         before = finished(folder)
         began = time.time()
         driver = start(cluster, arguments, folder)
-        wait_for(lambda: in_the_middle(folder, began), driver)
-        cluster.kill_worker()
-        killed = time.time()
-        wait_for(lambda: len(in_the_middle(folder, killed)) == 2 == len(cluster.training()), driver)
+        wait_for(lambda: in_the_middle(cluster.training(1), began), driver)
         cluster.kill(1)
         cluster.start(1)
+        began = time.time()
+        wait_for(lambda: in_the_middle(cluster.training(), began), driver)
+        os.kill(in_the_middle(cluster.training())[0], signal.SIGKILL)
         out, said = driver.communicate(timeout=600)
         assert driver.returncode == 0, said
         assert "4 of 4: " in said
