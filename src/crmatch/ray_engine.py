@@ -147,8 +147,9 @@ def _outcome(ray: Any, reference: Any, spec: RunSpec) -> Ended:
         if isinstance(error.cause, CRMatchError):
             raise error.cause from None
         raise
-    except ray.exceptions.RayError:
-        return Ended(spec, f"its worker died {RETRIES + 1} times (was it killed, or the memory full?)")
+    except ray.exceptions.RayError as error:
+        reason = f"{type(error).__name__} after {RETRIES} retries"
+        return Ended(spec, f"Ray gave up on it: {reason} (were its workers killed, or the memory full?)")
 
 
 def _save(ray: Any, running: list[Any]) -> None:
