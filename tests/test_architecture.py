@@ -15,16 +15,16 @@ PACKAGE = ROOT / "src" / "crmatch"
 ORDER = (
     "errors", "stopping", "files", "frozen", "randomness", "processes", "data", "augment", "networks", "losses", "methods",
     "training", "evaluation", "collapse", "config", "recipes", "costs", "memory", "results", "continuing", "model_card",
-    "experiment", "inference", "prediction", "export", "analysis", "beliefs", "suites", "grid", "engines", "display", "report",
-    "estimator_inputs", "estimator", "cli_options", "cli_show", "cli_data", "cli_table", "cli_figure", "cli_report",
-    "cli_use", "cli", "__main__",
+    "experiment", "tensorboard", "inference", "prediction", "export", "analysis", "beliefs", "suites", "grid", "engines",
+    "ray_engine", "display", "table_progress", "report", "estimator_inputs", "estimator", "cli_options", "cli_show", "cli_data",
+    "cli_table", "cli_figure", "cli_report", "cli_use", "cli", "__main__",
 )  # fmt: skip
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LIGHT = (
     "crmatch", "crmatch.cli", "crmatch.config", "crmatch.recipes", "crmatch.results", "crmatch.methods", "crmatch.display",
     "crmatch.data.settings", "crmatch.data.packed", "crmatch.networks.config", "crmatch.training.plan",
-    "crmatch.suites", "crmatch.grid", "crmatch.costs", "crmatch.memory", "crmatch.engines", "crmatch.report.tables",
-    "crmatch.report.table_formats",
+    "crmatch.suites", "crmatch.grid", "crmatch.costs", "crmatch.memory", "crmatch.engines", "crmatch.ray_engine",
+    "crmatch.table_progress", "crmatch.report.tables", "crmatch.report.table_formats",
     "crmatch.augment.variants", "crmatch.data.catalog", "crmatch.data.fetch", "crmatch.data.folder", "crmatch.data.preflight",
     "crmatch.analysis.curves", "crmatch.report.charts", "crmatch.cli_figure", "crmatch.cli_report",
 )  # fmt: skip

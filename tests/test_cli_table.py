@@ -35,8 +35,9 @@ def records_of(out: Path) -> dict[Path, int]:
 
 
 def test_a_dry_run_needs_neither_torch_nor_data(tmp_path: Path) -> None:
-    code = "import sys; sys.argv = ['crmatch', 'table', 'ablation', '--claims', '--dry-run']\nfrom crmatch.cli import main\n"
-    code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert 'torch' not in sys.modules"
+    words = ["crmatch", "table", "ablation", "--claims", "--dry-run", "--engine", "ray"]
+    code = f"import sys; sys.argv = {words}\nfrom crmatch.cli import main\n"
+    code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert not {'torch', 'ray'} & set(sys.modules)"
     environment = {**os.environ, "CRMATCH_DATA": str(tmp_path / "nothing")}
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
@@ -227,6 +228,8 @@ def test_worker_processes_stop_with_a_signal_and_continue(stripes: Path, tmp_pat
         (["pairs", "--save", "x.txt"], "--save x.txt needs a format for files.\nAdd --format markdown"),
         (["pairs", "--engine", "abacus"], "'abacus' is not"),
         (["pairs", "--jobs", "0"], "greater than or equal to 1"),
+        (["pairs", "--ray-address", "auto"], "--ray-address is for Ray clusters.\nAdd --engine ray, or leave it out."),
+        (["pairs", "--cpus-per-run", "2"], "--cpus-per-run is for Ray clusters.\nAdd --engine ray, or leave it out."),
     ],
 )
 def test_wrong_requests_get_two_plain_lines_and_code_2(crmatch: Command, arguments: list[str], message: str) -> None:

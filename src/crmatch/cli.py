@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -37,7 +39,8 @@ from crmatch.stopping import catch_signals, stop_request
 
 if TYPE_CHECKING:
     from crmatch.config import RunSpec
-    from crmatch.results import RunRecord
+    from crmatch.experiment import Progress
+    from crmatch.results import RunDirectory, RunRecord
 
 app = typer.Typer(
     help="Train image classifiers from a handful of labels and a pile of unlabeled images.",
@@ -82,10 +85,13 @@ def train(
     resume: Annotated[
         Literal["auto", "never"], typer.Option("--resume", help="auto continues an unfinished run; never refuses to.")
     ] = "auto",
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write the curves for TensorBoard, into RUN/tensorboard/.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Train a method on a setting or on your own pictures; the same command again continues, or returns the finished record."""
-    from crmatch.display import Display, print_records
+    from crmatch.display import print_records
 
     options = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size}
     changes = read_changes(config, set_, {**options, "precision": precision, "split": split, "seed": seed})
@@ -103,16 +109,17 @@ def train(
     stop, processes = stop_request(), join()
     records = []
     for spec in specs:
-        with Display(spec, quiet=json_ or not _leads()) as display:
+        events = _directory(spec, out, data_dir) if tensorboard and _leads() else None
+        with _watch(spec, events, quiet=json_ or not _leads()) as progress:
             machine: dict[str, Any] = {"device": device, "compile": compile, "recompute": recompute, "processes": processes}
-            records.append(run(spec, out, data_dir=data_dir, resume=resume, progress=display, stop=stop, **machine))
+            records.append(run(spec, out, data_dir=data_dir, resume=resume, progress=progress, stop=stop, **machine))
     if not _leads():
         return
     if json_:
         values = [_summary(record, out, data_dir) for record in records]
         typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None}))
     else:
-        print_records(records, [_directory(record.spec, out, data_dir) for record in records])
+        print_records(records, [_directory(record.spec, out, data_dir).path for record in records])
 
 
 @app.command()
@@ -192,12 +199,27 @@ def _look_at_pictures(specs: list[RunSpec], data_dir: Path | None, quiet: bool) 
             typer.echo(f"{METHODS[one.method.name].title}: {cost}", err=True)
 
 
-def _directory(spec: RunSpec, out: Path, data_dir: Path | None) -> Path:
+@contextmanager
+def _watch(spec: RunSpec, events: RunDirectory | None, quiet: bool) -> Iterator[Progress]:
+    """Who watches a run: the terminal, and TensorBoard's files where they are wanted."""
+    from crmatch.display import Display
+
+    with Display(spec, quiet) as display:
+        if events is None:
+            yield display
+            return
+        from crmatch.tensorboard import EventFile
+
+        with EventFile(events, beside=display) as both:
+            yield both
+
+
+def _directory(spec: RunSpec, out: Path, data_dir: Path | None) -> RunDirectory:
     from crmatch.recipes import setting_of
     from crmatch.results import run_directory
 
-    return run_directory(out, spec, setting_of(spec, data_dir)).path
+    return run_directory(out, spec, setting_of(spec, data_dir))
 
 
 def _summary(record: RunRecord, out: Path, data_dir: Path | None) -> dict[str, Any]:
-    return {"run": str(_directory(record.spec, out, data_dir)), "error": record.error, **record.model_dump(mode="json")}
+    return {"run": str(_directory(record.spec, out, data_dir).path), "error": record.error, **record.model_dump(mode="json")}

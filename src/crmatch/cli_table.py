@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from crmatch.grid import Grid
     from crmatch.report.tables import Table
 
+EngineName = Literal["local", "ray"]
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 
 
@@ -31,8 +32,19 @@ def table(
     data_dir: DataDirOption = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     recompute: RecomputeOption = False,
-    engine: Annotated[Literal["local"], typer.Option("--engine", help="Where missing runs are trained.")] = "local",
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Runs at once, each in a process of its own.")] = 1,
+    engine: Annotated[
+        EngineName, typer.Option("--engine", help="Where missing runs are trained: on this machine, or by a Ray cluster.")
+    ] = "local",
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", min=1, max=256, help="Runs at once (default: 1; with Ray as many as the cluster has room for)."),
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="HOST:PORT of a Ray cluster, or auto (default: one of this machine).")
+    ] = None,
+    cpus_per_run: Annotated[
+        int | None, typer.Option("--cpus-per-run", min=1, max=1024, help="Cores of each run on a Ray cluster (default: 1).")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Train nothing; list missing runs, their commands and an estimate of their cost.")
     ] = False,
@@ -50,6 +62,9 @@ def table(
     from crmatch.report.tables import fill, records_in, runs_in
 
     _check_request(dry_run, fresh, records, format_, save)
+    if engine != "ray" and (ray_address or cpus_per_run):
+        given = "--ray-address" if ray_address else "--cpus-per-run"
+        raise RequestError(f"{given} is for Ray clusters.\nAdd --engine ray, or leave it out.")
     changes = read_changes(None, set_, {})
     scale = Scale(setting, recipe, steps, parse_splits(splits) if splits else None, changes, claims)
     grid = make_grid(find_suite(name), scale, data_dir)
@@ -61,7 +76,10 @@ def table(
         if dry_run:
             _list_missing(grid, missing, options, format_)
             return
-        problems = _train(grid, missing, Store(out, data_dir, device, recompute), jobs, fresh)
+        if missing:
+            store = Store(out, data_dir, device, recompute)
+            ready = _ray(store, ray_address, jobs, cpus_per_run) if engine == "ray" else _local(store, jobs or 1)
+            problems = _train(grid, missing, ready, out, fresh)
     _show(fill(grid, find, options=options, problems=problems), format_, save)
 
 
@@ -72,31 +90,37 @@ def _check_request(dry_run: bool, fresh: bool, records: Path | None, format_: Fo
         raise RequestError(f"--save {save} needs a format for files.\nAdd --format markdown, latex, csv or json.")
 
 
-def _train(grid: Grid, missing: list[RunSpec], store: Store, jobs: int, fresh: bool) -> dict[RunSpec, str]:
+def _train(grid: Grid, missing: list[RunSpec], engine: Engine, out: Path, fresh: bool) -> dict[RunSpec, str]:
     """Train what is missing; returns why runs have no record."""
-    if not missing:
-        return {}
-    from crmatch.display import TableProgress
-    from crmatch.engines import Ended, set_aside
+    from crmatch.engines import Ended, InProcess, set_aside
     from crmatch.results import run_directory
     from crmatch.stopping import stop_request
+    from crmatch.table_progress import TableProgress
 
     if fresh:
         for spec in missing:
-            set_aside(run_directory(store.out, spec, grid.settings[spec.setting]))
+            set_aside(run_directory(out, spec, grid.settings[spec.setting]))
     problems: dict[RunSpec, str] = {}
-    progress = TableProgress(grid.title, len(grid.specs) - len(missing), len(grid.specs))
+    progress = TableProgress(grid, missing, out, live=not isinstance(engine, InProcess))
 
     def ended(run: Ended) -> None:
         if run.problem:
             problems[run.spec] = run.problem
-        progress.ended(grid.place(run.spec), run.problem)
+        progress.ended(run)
 
-    _engine(store, jobs).finish(missing, ended, stop_request())
+    with progress:
+        engine.finish(missing, ended, stop_request())
     return problems
 
 
-def _engine(store: Store, jobs: int) -> Engine:
+def _ray(store: Store, address: str | None, jobs: int | None, cpus: int | None) -> Engine:
+    from crmatch.ray_engine import RayTasks, need_ray
+
+    need_ray(address)  # before anything is said or set aside
+    return RayTasks(store, address, jobs, cpus or 1)
+
+
+def _local(store: Store, jobs: int) -> Engine:
     from crmatch.display import Display
     from crmatch.engines import InProcess, WorkerProcesses
 

@@ -97,20 +97,6 @@ class Display:
         self._console.print(text, soft_wrap=True)
 
 
-class TableProgress:
-    """Says how far a table's runs are, a line for each that ends."""
-
-    def __init__(self, title: str, done: int, total: int) -> None:
-        self._console = Console(stderr=True, highlight=False, markup=False)
-        self._done, self._total = done, total
-        self._console.print(f"{title}: {done} of {total} runs are finished", soft_wrap=True)
-
-    def ended(self, place: str, problem: str) -> None:
-        """One more run has its record, or will not have one."""
-        self._done += 1
-        self._console.print(f"{self._done} of {self._total}: {place}: {problem or 'finished'}", soft_wrap=True)
-
-
 class _Bar:
     """A bar of rich on a terminal, nothing elsewhere."""
 

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from crmatch.config import RunSpec
-from crmatch.errors import DivergedError, ResumeError, StoppedError
+from crmatch.errors import DivergedError, InUseError, ResumeError, StoppedError
 from crmatch.results import RunDirectory
 from crmatch.stopping import SIGNALS
 
@@ -48,7 +49,7 @@ class Ended(NamedTuple):
 
 
 class Engine(Protocol):
-    """Finishes runs. Later ones may use other machines, as long as the store is the same."""
+    """Finishes runs, on this machine or on others that see the same store."""
 
     def finish(self, specs: Sequence[RunSpec], ended: Callable[[Ended], None], stop: Callable[[], bool]) -> None:
         """Train every spec to its record, calling `ended` after each; raises `StoppedError` once `stop()` is true."""
@@ -108,18 +109,33 @@ class WorkerProcesses(NamedTuple):
             raise StoppedError(f"stopped with runs left; {SAVED}")
 
 
-def train_one(spec: RunSpec, store: Store, stop: Callable[[], bool] = lambda: False, progress: Progress | None = None) -> Ended:
-    """Train one spec to its record; what concerns this run alone becomes its problem."""
+def train_one(
+    spec: RunSpec, store: Store, stop: Callable[[], bool], progress: Progress | None = None, patience: float = 0
+) -> Ended:
+    """Train one spec to its record; what concerns this run alone becomes its problem.
+
+    Args:
+        spec: what to train.
+        store: where it lies.
+        stop: asked before every step.
+        progress: who watches.
+        patience: seconds to wait for another process that has the run's directory.
+    """
     from crmatch.experiment import run
 
-    try:
-        watched: dict[str, Any] = {"progress": progress, "stop": stop}
-        run(spec, store.out, data_dir=store.data_dir, device=store.device, recompute=store.recompute, **watched)
-    except DivergedError as error:
-        return Ended(spec, f"diverged: {str(error).splitlines()[0]}")
-    except ResumeError as error:
-        return Ended(spec, str(error).splitlines()[0])
-    return Ended(spec)
+    watched: dict[str, Any] = {"progress": progress, "stop": stop}
+    latest = time.monotonic() + patience
+    while True:
+        try:
+            run(spec, store.out, data_dir=store.data_dir, device=store.device, recompute=store.recompute, **watched)
+        except DivergedError as error:
+            return Ended(spec, f"diverged: {str(error).splitlines()[0]}")
+        except ResumeError as error:
+            if isinstance(error, InUseError) and time.monotonic() < latest and not stop():
+                time.sleep(1)
+                continue
+            return Ended(spec, str(error).splitlines()[0])
+        return Ended(spec)
 
 
 def set_aside(directory: RunDirectory) -> Path | None:
@@ -135,7 +151,7 @@ def set_aside(directory: RunDirectory) -> Path | None:
                 number += 1
             directory.path.rename(aside)
     except Timeout as error:
-        raise ResumeError(
+        raise InUseError(
             f"{directory.path} is in use by another process.\nWait until it ends, or choose another --out."
         ) from error
     return aside

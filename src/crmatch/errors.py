@@ -33,6 +33,10 @@ class ResumeError(CRMatchError, RuntimeError):
     exit_code = 4
 
 
+class InUseError(ResumeError):
+    """Another process has the run's directory."""
+
+
 class DivergedError(CRMatchError, RuntimeError):
     """Training left the finite numbers."""
 

@@ -28,7 +28,7 @@ from crmatch.data.more_labels import add_labels
 from crmatch.data.sets import load_data
 from crmatch.data.settings import Setting, default_data_dir
 from crmatch.data.splits import Split, describe_split, given_split, keep_split, make_split
-from crmatch.errors import DataError, DivergedError, RequestError, ResumeError, StoppedError
+from crmatch.errors import DataError, DivergedError, InUseError, RequestError, ResumeError, StoppedError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
 from crmatch.files import checksum, remove_leftovers, write_file, write_json
 from crmatch.memory import check_memory, free_bytes
@@ -278,7 +278,7 @@ def _locked(directory: RunDirectory) -> Iterator[None]:
         lock = FileLock(directory.lock, timeout=0)
         lock.acquire()
     except Timeout as error:
-        raise ResumeError(
+        raise InUseError(
             f"{directory.path} is in use by another process.\nWait until it ends, or choose another --out."
         ) from error
     except OSError as error:

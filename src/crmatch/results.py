@@ -99,6 +99,7 @@ class RunDirectory:
         self.model_config = path / MODEL_CONFIG
         self.card = path / MODEL_CARD
         self.checkpoints = path / "checkpoint"
+        self.tensorboard = path / "tensorboard"
         self.lock = path / "run.lock"
 
     def read_spec(self) -> RunSpec | None:
