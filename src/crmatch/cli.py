@@ -77,7 +77,7 @@ def train(
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str | None, typer.Option("--precision", help="fp32 (default), fp64, bf16 or fp16 (GPU).")] = None,
     compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the network: faster after a minute, equal up to rounding only.")
+        bool, typer.Option("--compile", help="Compile the network: takes a minute, may be faster, equal up to rounding only.")
     ] = False,
     recompute: RecomputeOption = False,
     set_: SetOption = None,

@@ -38,7 +38,9 @@ PolicyOption = Annotated[str | None, typer.Option("--policy", help="Strong polic
 ImageSizeOption = Annotated[int | None, typer.Option("--image-size", help="Side of the training images in pixels.")]
 RecomputeOption = Annotated[
     bool,
-    typer.Option("--recompute", help="Train in a fraction of the memory: keep little, compute it again; a third slower."),
+    typer.Option(
+        "--recompute", help="Train in a fraction of the memory: keep little, compute it again; slower by about a third."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
