@@ -209,7 +209,12 @@ def memory_and_start(usb: str, data: Path, labeled_batch: int) -> dict[str, Any]
             for _ in range(2):
                 contender.work()
         contender.end()
-        results[name] = {"peak_bytes": memory.peak, "seconds_to_first_step": contender.seconds_to_ready, "first_step": first}
+        results[name] = {
+            "peak_bytes": memory.peak,
+            "resident_bytes": memory.resident,
+            "seconds_to_ready": contender.seconds_to_ready,
+            "first_step": first,
+        }
     return results
 
 
@@ -225,7 +230,7 @@ def import_seconds(python: str, code: str) -> float:
 def first_step_seconds() -> float:
     """From the command to the end of the first step of `crmatch train digits@4`, in a fresh directory."""
     with tempfile.TemporaryDirectory() as out:
-        options = ["--out", out, "--quiet", "--set", "plan.log_every=1"]
+        options = ["--out", out, "--json", "--set", "plan.log_every=1"]
         started = time.perf_counter()
         process = subprocess.Popen([sys.executable, "-m", "crmatch", "train", "digits@4", *options], stdout=subprocess.DEVNULL)
         while not any(file.stat().st_size for file in Path(out).rglob("metrics.jsonl")):
@@ -314,7 +319,7 @@ def full_size(setting_name: str, recompute: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--usb-venv", type=Path, default=HERE / ".usb-venv")
     parser.add_argument("--full-size", action="store_true", help="one step of `paper` for each setting")
     parser.add_argument("--page", action="store_true", help="write the page anew from docs/results/speed.json")
@@ -371,7 +376,7 @@ def compare(usb: str, rounds: int) -> dict[str, Any]:
             },
             "first_step_seconds": min(first_step_seconds() for _ in range(3)),
             "augmentation_share": augmentation_share(data, 5),
-            "growth": growth(Path(name), 5),
+            "growth": growth(Path(name), 3),
         }
 
 

@@ -109,10 +109,15 @@ def times_faster(seconds: Seconds, name: str, than: str) -> tuple[float, float, 
 
 
 class PeakMemory:
-    """The highest sum of a program's memory over all its processes, shared pages counted once (PSS), sampled."""
+    """The highest sum of a program's memory over all its processes, sampled.
 
-    def __init__(self, process: int, interval: float = 0.1) -> None:
-        self.process, self.interval, self.peak = process, interval, 0
+    Attributes:
+        peak: shared pages counted once (PSS), in bytes.
+        resident: shared pages counted for every process that maps them (RSS).
+    """
+
+    def __init__(self, process: int, interval: float = 0.25) -> None:
+        self.process, self.interval, self.peak, self.resident = process, interval, 0, 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -126,7 +131,9 @@ class PeakMemory:
 
     def _sample(self) -> None:
         while not self._end.wait(self.interval):
-            self.peak = max(self.peak, sum(map(_pss, _family(self.process))))
+            sizes = [_sizes(member) for member in _family(self.process)]
+            self.peak = max(self.peak, sum(size["Pss"] for size in sizes))
+            self.resident = max(self.resident, sum(size["Rss"] for size in sizes))
 
 
 def _family(process: int) -> list[int]:
@@ -139,9 +146,11 @@ def _family(process: int) -> list[int]:
     return [process, *(member for child in children for member in _family(child))]
 
 
-def _pss(process: int) -> int:
+def _sizes(process: int) -> dict[str, int]:
+    """Rss and Pss of a process in bytes; 0 where it is gone."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        lines = []
+    found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss:", "Rss:"))}
+    return {"Pss": 0, "Rss": 0, **found}
