@@ -25,7 +25,7 @@ def test_the_paper_run_on_cifar_10_is_refused_on_a_small_machine_and_the_batch_n
     spec = recipe(CIFAR, "crmatch", "paper")
     check_memory(spec, CIFAR, 16 * GIB)
     check_memory(spec, CIFAR, None)
-    with pytest.raises(RequestError, match=r"needs about 13\.\d GB of memory, and 1\.1 GB are free") as refusal:
+    with pytest.raises(RequestError, match=r"needs about 10\.\d GB of memory, and 1\.1 GB are free") as refusal:
         check_memory(spec, CIFAR, GIB)
     lines = str(refusal.value).splitlines()
     assert len(lines) == 2
@@ -38,7 +38,7 @@ def test_the_paper_run_on_cifar_10_is_refused_on_a_small_machine_and_the_batch_n
 
 def test_recomputing_is_named_first_where_it_makes_a_run_fit() -> None:
     spec = recipe(CIFAR, "crmatch", "paper")
-    with pytest.raises(RequestError, match=r"needs about 13\.\d GB of memory, and 4\.3 GB are free.\nFits: --recompute\. "):
+    with pytest.raises(RequestError, match=r"needs about 10\.\d GB of memory, and 4\.3 GB are free.\nFits: --recompute\. "):
         check_memory(spec, CIFAR, 4 * GIB)
     check_memory(spec, CIFAR, 4 * GIB, recompute=True)
     with pytest.raises(RequestError, match=r"\nFits: --set plan\.unlabeled_batch_size="):

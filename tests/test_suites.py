@@ -274,11 +274,13 @@ def test_costs_agree_with_what_was_measured() -> None:
     digits, cifar = (recipe(parse_setting(name), "crmatch") for name in ("digits@4", "cifar10@4"))
     assert (images_per_step(digits), images_per_step(cifar)) == (288, 2304)
     assert images_per_step(recipe(parse_setting("cifar10@4"), "fixmatch")) == 960
-    assert images_per_step(recipe(parse_setting("cifar10@4"), "crmatch", "usb")) == 1216
+    usb = recipe(parse_setting("cifar10@4"), "crmatch", "usb")
+    assert images_per_step(usb) == 1216
     small, large = estimate(digits, parse_setting("digits@4")), estimate(cifar, parse_setting("cifar10@4"))
     assert small.cpu_seconds == pytest.approx(88, rel=0.02)
     assert large.cpu_seconds == pytest.approx(39 * 524_288, rel=0.02)
-    assert large.memory_bytes == pytest.approx(13.6e9, rel=0.05)
+    assert estimate(usb, parse_setting("cifar10@4")).memory_bytes == pytest.approx(5.8e9, rel=0.05)
+    assert 8.3e9 < large.memory_bytes < 12 * 2**30
     svhn = recipe(parse_setting("svhn@25"), "crmatch", "quick")
     assert (estimate(svhn, parse_setting("svhn@25")).cpu_seconds or 0) / 3000 == pytest.approx(0.190, rel=0.02)
 

@@ -25,8 +25,9 @@ GPU_OPERATIONS = 6e12
 """Operations per second that one GPU sustains: an assumption, such that FixMatch's 2^20 steps take two to three days."""
 GPU_STEP_SECONDS = 0.03
 """The shortest step of a GPU, whatever the network: launches and augmentation; an assumption too."""
-BYTES_PER_OUTPUT = 10.7
-"""Bytes per output of a convolution and image: the measured peak of 13.6 GB at 2,304 images of WRN-28-2, 32x32."""
+BYTES_PER_OUTPUT = {"wide_resnet": 8.3, "resnet18": 10.7}
+"""Kind of network -> bytes per output of a convolution and image. Wide ResNets: the measured peak of 5.8 GB after three steps of
+1,216 images of WRN-28-2, 32x32, gaps of the kept heap included; ResNet-18 keeps activations, too."""
 RECOMPUTED_BYTES_PER_OUTPUT = 28.4
 """Bytes per output of the largest convolution and image where activations are recomputed: with four blocks in a stage
 seven such outputs are alive at once (WRN-28-2, also with 135 filters, and WRN-37-2 on 96x96)."""
@@ -88,7 +89,7 @@ def estimate(spec: RunSpec, setting: Setting, recompute: bool = False) -> Cost:
         gpu_seconds=None if steps is None else steps * max(GPU_STEP_SECONDS, images * work * 6 / GPU_OPERATIONS),
         memory_bytes=PROCESS_BYTES
         + _weight_bytes(layers, spec.precision)
-        + images * _image_bytes(layers, spec.precision, recompute),
+        + images * _image_bytes(spec, layers, recompute),
     )
 
 
@@ -96,11 +97,11 @@ def _weight_bytes(layers: list[Layer], precision: str) -> float:
     return sum(layer.weights for layer in layers) * BYTES_PER_WEIGHT * max(1.0, ACTIVATION_SIZE.get(precision, 1.0))
 
 
-def _image_bytes(layers: list[Layer], precision: str, recompute: bool) -> float:
+def _image_bytes(spec: RunSpec, layers: list[Layer], recompute: bool) -> float:
     """Activations of one image."""
-    kept = BYTES_PER_OUTPUT * sum(layer.outputs for layer in layers)
+    kept = BYTES_PER_OUTPUT[spec.network.kind] * sum(layer.outputs for layer in layers)
     recomputed = RECOMPUTED_BYTES_PER_OUTPUT * max(layer.outputs for layer in layers)
-    return ACTIVATION_SIZE.get(precision, 1.0) * (min(kept, recomputed) if recompute else kept)
+    return ACTIVATION_SIZE.get(spec.precision, 1.0) * (min(kept, recomputed) if recompute else kept)
 
 
 def images_per_step(spec: RunSpec) -> int:
