@@ -26,8 +26,8 @@ GPU_OPERATIONS = 6e12
 GPU_STEP_SECONDS = 0.03
 """The shortest step of a GPU, whatever the network: launches and augmentation; an assumption too."""
 BYTES_PER_OUTPUT = {"wide_resnet": 8.3, "resnet18": 10.7}
-"""Kind of network -> bytes per output of a convolution and image. Wide ResNets: the measured peak of 5.8 GB after three steps of
-1,216 images of WRN-28-2, 32x32, gaps of the kept heap included; ResNet-18 keeps activations, too."""
+"""Kind of network -> bytes per output of a convolution and image. Wide ResNets: the measured peak of 5.8 GB after three steps
+of 1,216 images of WRN-28-2, 32x32, gaps of the kept heap included; ResNet-18 keeps activations, too."""
 RECOMPUTED_BYTES_PER_OUTPUT = 28.4
 """Bytes per output of the largest convolution and image where activations are recomputed: with four blocks in a stage
 seven such outputs are alive at once (WRN-28-2, also with 135 filters, and WRN-37-2 on 96x96)."""
@@ -87,9 +87,7 @@ def estimate(spec: RunSpec, setting: Setting, recompute: bool = False) -> Cost:
         steps=steps,
         cpu_seconds=None if steps is None else steps * images * seconds_per_image(work),
         gpu_seconds=None if steps is None else steps * max(GPU_STEP_SECONDS, images * work * 6 / GPU_OPERATIONS),
-        memory_bytes=PROCESS_BYTES
-        + _weight_bytes(layers, spec.precision)
-        + images * _image_bytes(spec, layers, recompute),
+        memory_bytes=PROCESS_BYTES + _weight_bytes(layers, spec.precision) + images * _image_bytes(spec, layers, recompute),
     )
 
 
