@@ -12,7 +12,9 @@ import pytest
 import torch
 
 os.environ["COLUMNS"] = "200"
-torch.set_num_threads(1)  # the tests' networks are tiny: a second thread only waits
+# The tests' networks are tiny: a second thread only waits. Programs that tests start take it from the environment.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
