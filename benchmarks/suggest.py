@@ -25,6 +25,7 @@ from crmatch.recipes import recipe, setting_of
 from crmatch.results import run_directory
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+RECORDS = RESULTS / "records" / "suggest"
 DRAWS = 3
 
 
@@ -35,7 +36,11 @@ def trained(setting: str, split: int, steps: int | None, out: Path, labels: Path
     error = run(spec, out).error
     assert error is not None
     print(f"split {split}, {labels.name if labels else 'no more labels'}: {error:.2f} %", flush=True)
-    return error, run_directory(out, spec, setting_of(spec)).path
+    directory = run_directory(out, spec, setting_of(spec))
+    if steps is None and labels:  # those without more labels are of docs/results/digits.md
+        RECORDS.mkdir(parents=True, exist_ok=True)
+        (RECORDS / f"split{split}-{labels.stem}.json").write_bytes(directory.record.read_bytes())
+    return error, directory.path
 
 
 def write_labels(path: Path, rows: list[int], labels: torch.Tensor, names: tuple[str, ...]) -> Path:
@@ -84,7 +89,7 @@ def main() -> None:
         about = (
             f"Test error in percent on {options.setting} (CR-Match, quick, from scratch) with {options.count} more labels:\n"
             f"those of `crmatch suggest`, or of random images (mean of {DRAWS} draws).\n"
-            "Made by `python benchmarks/suggest.py`."
+            "Made by `python benchmarks/suggest.py`; the records are in `docs/results/records/suggest/`."
         )
         text = "\n".join(["# Suggested labels against random ones", "", about, "", *lines, ""])
         (RESULTS / "suggest.md").write_text(text)
