@@ -15,7 +15,6 @@ import os
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_sample_images
 from torch import Tensor
+from turns import take_turns, timed, times_faster
 
 from crmatch.augment.geometry import crop_and_mirror
 from crmatch.augment.operations import OPERATION_NAMES
@@ -37,7 +37,6 @@ from crmatch.training.runtime import keep_freed_memory
 ROOT = Path(__file__).resolve().parents[1]
 BATCH_SIZES = (16, 64, 448, 1024, 2048)
 IMAGE_SIZES = (16, 32, 64, 96, 128, 224)
-Seconds = dict[str, list[float]]
 
 
 class Work(NamedTuple):
@@ -102,18 +101,6 @@ def pillow_pipelines(work: Work) -> tuple[Callable[[], NDArray[np.uint8]], Calla
     return weak, strong
 
 
-def take_turns(contenders: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> Seconds:
-    """Seconds per call and contender, one entry per round."""
-    seconds: Seconds = {name: [] for name in contenders}
-    for number in range(warmup + rounds):
-        for name, step in contenders.items():
-            start = time.perf_counter()
-            step()
-            if number >= warmup:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
 def compare(count: int, side: int, rounds: int) -> dict[str, Any]:
     """Both pipelines, ours and Pillow's, after checking that they give the same pixels."""
     work = prepare(count, side)
@@ -124,11 +111,11 @@ def compare(count: int, side: int, rounds: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     seconds = take_turns(
         {
-            "weak": lambda: batched_weak(work),
-            "strong": lambda: batched_strong(work),
-            "draws": lambda: POLICY.draw(count, side, side, generator),
-            "pillow weak": pillow_weak,
-            "pillow strong": pillow_strong,
+            "weak": timed(lambda: batched_weak(work)),
+            "strong": timed(lambda: batched_strong(work)),
+            "draws": timed(lambda: POLICY.draw(count, side, side, generator)),
+            "pillow weak": timed(pillow_weak),
+            "pillow strong": timed(pillow_strong),
         },
         rounds,
     )
@@ -136,8 +123,7 @@ def compare(count: int, side: int, rounds: int) -> dict[str, Any]:
     for name, values in seconds.items():
         result[name] = {"microseconds_per_image": statistics.median(values) / count * 1e6}
     for name in ("weak", "strong"):
-        ratios = [theirs / ours for theirs, ours in zip(seconds[f"pillow {name}"], seconds[name], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        middle, low, high = times_faster(seconds, name, f"pillow {name}")
         result[name]["times_faster"] = {"median": middle, "quartiles": [low, high]}
     return result
 
@@ -147,7 +133,7 @@ def growth(shapes: Sequence[tuple[int, int]], rounds: int) -> list[dict[str, flo
     works = {shape: prepare(*shape) for shape in shapes}
     seconds = take_turns(
         {
-            f"{name} {shape}": partial(pipeline, work)
+            f"{name} {shape}": timed(partial(pipeline, work))
             for shape, work in works.items()
             for name, pipeline in (("weak", batched_weak), ("strong", batched_strong))
         },
