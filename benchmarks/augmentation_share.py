@@ -11,46 +11,31 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from turns import take_turns, timed
 
-from crmatch.data.packed import write_packed
 from crmatch.data.settings import parse_setting
 from crmatch.experiment import Experiment, load_run_data
 from crmatch.recipes import recipe
 from crmatch.training.runtime import choose_runtime
+from training import noise
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 ROUNDS = 30
 
 
 def main() -> None:
-    random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        images, labels = random.integers(0, 256, (2000, 32, 32, 3), dtype=np.uint8), np.arange(2000) % 10
-        arrays: dict[str, Any] = {
-            "train_images": images,
-            "train_labels": labels,
-            "test_images": images[:100],
-            "test_labels": labels[:100],
-        }
-        write_packed(Path(folder) / "noise.npz", {**arrays, "class_names": np.array([str(label) for label in range(10)])})
+        noise(Path(folder), count=2000)
         setting = parse_setting("noise@25", Path(folder))
         spec = recipe(setting)
         training = Experiment(spec, *load_run_data(spec, setting, Path(folder)), choose_runtime("cpu")).training()
-    batches, steps = [], []
-    for round_number in range(ROUNDS + 3):
-        started = time.perf_counter()
-        training.batches.batch(round_number)
-        middle = time.perf_counter()
-        training.take_step()
-        if round_number >= 3:
-            batches.append(middle - started)
-            steps.append(time.perf_counter() - middle)
-    shares = sorted(100 * batch / step for batch, step in zip(batches, steps, strict=True))
+    seconds = take_turns(
+        {"batch": timed(lambda: training.batches.batch(training.step)), "step": timed(training.take_step)}, ROUNDS, warmup=3
+    )
+    batches, steps = seconds["batch"], seconds["step"]
+    shares = [100 * batch / step for batch, step in zip(batches, steps, strict=True)]
     low, middle_share, high = statistics.quantiles(shares, n=4)
     step_ms, batch_ms = 1000 * statistics.median(steps), 1000 * statistics.median(batches)
     text = f"""# Augmentation in a training step

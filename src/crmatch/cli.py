@@ -102,7 +102,7 @@ def train(
         shared = {key: value for key, value in changes.items() if key != "method" and not key.startswith("method.")}
         specs.append(make_spec(setting, "supervised", recipe, data_dir, shared, labels))
     if _leads():
-        _look_at_pictures(specs, data_dir, quiet=json_)
+        _look_at_pictures(specs, data_dir, recompute, quiet=json_)
     from crmatch.experiment import run
     from crmatch.processes import join
 
@@ -173,7 +173,7 @@ def _leads() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _look_at_pictures(specs: list[RunSpec], data_dir: Path | None, quiet: bool) -> None:
+def _look_at_pictures(specs: list[RunSpec], data_dir: Path | None, recompute: bool, quiet: bool) -> None:
     """Decode a folder's pictures with a progress bar and say what was found, before anything heavy is imported."""
     spec = specs[0]
     if spec.data.folder is None:
@@ -195,7 +195,7 @@ def _look_at_pictures(specs: list[RunSpec], data_dir: Path | None, quiet: bool) 
         if spec.augmentation.mirror:
             typer.echo("mirror images count as the same class; not so with text? --set augmentation.mirror=false", err=True)
         for one in specs:
-            cost = describe_cost(estimate(one, setting_of(one, data_dir)))
+            cost = describe_cost(estimate(one, setting_of(one, data_dir), recompute))
             typer.echo(f"{METHODS[one.method.name].title}: {cost}", err=True)
 
 

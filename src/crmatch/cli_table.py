@@ -69,12 +69,13 @@ def table(
     scale = Scale(setting, recipe, steps, parse_splits(splits) if splits else None, changes, claims)
     grid = make_grid(find_suite(name), scale, data_dir)
     options = ["--out", str(out)] * (out != Path("runs")) + (["--data-dir", str(data_dir)] if data_dir else [])
+    options += ["--recompute"] * recompute
     problems: dict[RunSpec, str] = {}
     find = records_in(records) if records else runs_in(out, grid)
     if records is None:
         missing = [spec for spec in grid.specs if fresh or find(spec) is None]
         if dry_run:
-            _list_missing(grid, missing, options, format_)
+            _list_missing(grid, missing, options, recompute, format_)
             return
         if missing:
             store = Store(out, data_dir, device, recompute)
@@ -127,13 +128,13 @@ def _local(store: Store, jobs: int) -> Engine:
     return InProcess(store, Display) if jobs == 1 else WorkerProcesses(store, jobs)
 
 
-def _list_missing(grid: Grid, missing: list[RunSpec], options: list[str], format_: Format) -> None:
+def _list_missing(grid: Grid, missing: list[RunSpec], options: list[str], recompute: bool, format_: Format) -> None:
     """What `--dry-run` says: the commands of all missing runs, each with what it will cost."""
     from crmatch.costs import estimate
     from crmatch.display import describe_cost
     from crmatch.recipes import train_command
 
-    costs = [estimate(spec, grid.settings[spec.setting]) for spec in missing]
+    costs = [estimate(spec, grid.settings[spec.setting], recompute) for spec in missing]
     commands = [train_command(spec, grid.settings[spec.setting], *options) for spec in missing]
     if format_ == "json":
         runs: list[dict[str, Any]] = [
