@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,17 @@ class Runtime:
         return self.device.type == "cpu"
 
 
-def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed memory for the next step instead of giving it back and asking anew; False elsewhere.
+@cache
+def keep_freed_memory() -> None:
+    """Tell glibc, once per process, to keep freed memory for the next step instead of giving it back and asking anew.
 
     Activations are large and live for one step; returning them costs a third of a small network's step time.
     """
     if platform.libc_ver()[0] != "glibc":
-        return False
+        return
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_M_MMAP_MAX, 0))
+    if mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_M_MMAP_MAX, 0):
+        logger.info("memory: glibc keeps what a step frees for the next one")
 
 
 def choose_runtime(
@@ -88,8 +91,8 @@ def choose_runtime(
     if chosen.type == "cpu" and (problem := half_precision_problem(precision)):
         raise RequestError(f"--precision {precision} was asked for, and {problem}.\nUse --precision fp32.")
     # Where memory is short, freed memory goes back: kept, its gaps make a process half as large again.
-    if chosen.type == "cpu" and not recompute and keep_freed_memory():
-        logger.debug("glibc keeps freed memory for the next step")
+    if chosen.type == "cpu" and not recompute:
+        keep_freed_memory()
     return Runtime(chosen, DTYPES[precision], processes, AUTOCAST.get(precision), compile, recompute)
 
 
