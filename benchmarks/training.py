@@ -283,6 +283,16 @@ def augmentation_share(data: Path, rounds: int) -> float:
     return statistics.median(seconds["batch"]) / statistics.median(seconds["step"])
 
 
+def convolution_share(data: Path, labeled_batch: int, rounds: int) -> float:
+    """What a step's convolution kernels take of it, called one after the other with nothing between them."""
+    from convolutions import kernels_of
+
+    training = ours(data, labeled_batch)
+    kernels = kernels_of(training.take_step)
+    seconds = take_turns({"kernels": timed(kernels), "step": timed(training.take_step)}, rounds, warmup=1)
+    return statistics.median(seconds["kernels"]) / statistics.median(seconds["step"])
+
+
 def full_size(setting_name: str, recompute: bool) -> dict[str, Any]:
     """One step of `paper` on random images, in a process of its own; prints its figures."""
     import torch
@@ -377,6 +387,9 @@ def compare(usb: str, rounds: int) -> dict[str, Any]:
             },
             "first_step_seconds": min(first_step_seconds() for _ in range(3)),
             "augmentation_share": augmentation_share(data, 5),
+            "convolution_share": {
+                str(IMAGES_PER_LABELED * batch): convolution_share(data, batch, rounds) for batch in LABELED_BATCHES
+            },
             "growth": growth(Path(name), 3),
         }
 
