@@ -31,7 +31,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def kernels_of(work: Callable[[], object]) -> Callable[[], None]:
-    """A function that calls the same convolution kernels as `work`, as often, on random channels_last tensors of the same sizes."""
+    """A function that calls the convolution kernels of `work`, as often, on random channels_last tensors of the same sizes."""
     with _Recorder() as recorder:
         work()
     tensors: dict[torch.Size, Tensor] = {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from crmatch.networks.outputs import Network
 
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Compiler:
-    """Compiles a backbone's passes by torch's inductor; where that fails, the graph runs as it is, after a line in the log.
+    """Compiles a backbone's passes by torch's inductor; where that fails, a line in the log says why and passes are eager.
 
     The module is compiled in place, so names of weights stay, and copies (the moving average) are not compiled. Each shape and
     mode of a training pass is compiled once; `Network` leaves passes in eval mode, which have many shapes, alone.
@@ -31,15 +32,15 @@ class Compiler:
         if network.processes.count > 1:
             self._give_up("it exchanges batch statistics with other processes")
         else:
-            network.backbone.compile(backend=self._backend, dynamic=False)
+            network.backbone.compile(backend=partial(self._backend, network.backbone), dynamic=False)
 
-    def _backend(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        if self.problem is None:
-            try:
-                with warnings.catch_warnings(action="ignore"):  # torch's own, about itself
-                    return torch._dynamo.lookup_backend("inductor")(graph, inputs)
-            except Exception as error:  # noqa: BLE001 - whatever a compiler fails of, eager training is exact
-                self._give_up(_reason(error))
+    def _backend(self, backbone: nn.Module, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # torch's own, about itself
+                return torch._dynamo.lookup_backend("inductor")(graph, inputs)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler fails of, eager training works
+            self._give_up(_reason(error))
+        backbone._compiled_call_impl = None  # from the next pass on; this one is that of the graph as it is
         return graph.forward
 
     def _give_up(self, reason: str) -> None:

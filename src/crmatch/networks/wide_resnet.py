@@ -45,9 +45,8 @@ class Block(nn.Module):
             x = F.leaky_relu(self.norm1(x), self.slope, inplace=True)
         convolves_as_is = self.activate_before_residual or self.raw_input
         inner = self.conv1(x) if convolves_as_is else convolved(x, self.norm1, self.slope, self.conv1)
-        residual = convolved(inner, self.norm2, self.slope, self.conv2)
         carried: Tensor = x if self.shortcut is None else self.shortcut(subsampled(x, self.stride))
-        return carried + residual
+        return convolved(inner, self.norm2, self.slope, self.conv2, carried)
 
 
 class WideResNet(Recomputing):
