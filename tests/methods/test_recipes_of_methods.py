@@ -41,6 +41,11 @@ CASES = [
     ("mean_teacher", "original", "svhn@25", ADAM | {"method.consistency_weight": 150}),
     ("mean_teacher", "paper", "mini_imagenet@40", {"plan.unlabeled_epochs": 180, "plan.labeled_batch_size": 31}),
     ("mean_teacher", "paper", "mini_imagenet@40", {"plan.unlabeled_batch_size": 97, "method.logit_distance_weight": 0.01}),
+    ("mean_teacher", "paper", "mini_imagenet@40", {"plan.ema_decay": 0.97, "plan.ema_warmup": "mean"}),
+    ("mean_teacher", "paper", "mini_imagenet@40", {"augmentation.padding": 8, "augmentation.rotation": 10.0}),
+    ("uda", "original", "cifar100@25", {"plan.weight_decay": 5e-4}),
+    ("uda", "usb", "cifar10@25", {"method.temperature": 1.0}),
+    ("remixmatch", "paper", "stl10@4", {"method.strong_views": 1, "method.weak_augmentation": "none"}),
     (
         "mixmatch",
         "paper",
@@ -78,6 +83,19 @@ CASES = [
 @pytest.mark.parametrize(("method", "name", "setting", "expected"), CASES)
 def test_a_recipe_has_the_numbers_of_the_specification(method, name, setting, expected):
     spec = dict(flatten(recipe(parse_setting(setting), method, name).to_json()))
+    assert {key: spec[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("mean_teacher", {"method.consistency_weight": 180}),
+        ("mixmatch", {"method.consistency_weight": 250, "method.mixup_alpha": 0.25}),
+    ],
+)
+def test_with_its_extra_images_svhn_has_numbers_of_its_own(method, expected):
+    setting = parse_setting("svhn@25").model_copy(update={"data": "svhn_extra"})
+    spec = dict(flatten(recipe(setting, method, "original").to_json()))
     assert {key: spec[key] for key in expected} == expected
 
 

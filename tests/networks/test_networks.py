@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -158,8 +159,8 @@ def test_forward_together_equals_one_pass_over_the_concatenation() -> None:
     assert [len(outputs.feature_map) for outputs in together.values()] == [2, 3, 4]
 
 
-@pytest.mark.parametrize("warmup", [False, True])
-def test_the_moving_average_follows_its_formula_and_copies_buffers(warmup: bool) -> None:
+@pytest.mark.parametrize("warmup", [False, True, "mean"])
+def test_the_moving_average_follows_its_formula_and_copies_buffers(warmup: bool | Literal["mean"]) -> None:
     network = network_of(TINY, 16, 3).train()
     average = MovingAverage(network, decay=0.9, warmup=warmup)
     expected = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
@@ -169,7 +170,7 @@ def test_the_moving_average_follows_its_formula_and_copies_buffers(warmup: bool)
             for parameter in network.parameters():
                 parameter.add_(torch.randn_like(parameter))
         average.update(network, step)
-        decay = min(0.9, (1 + step) / (10 + step)) if warmup else 0.9
+        decay = {False: 0.9, True: min(0.9, (1 + step) / (10 + step)), "mean": min(0.9, 1 - 1 / (step + 1))}[warmup]
         for name, parameter in network.named_parameters():
             expected[name] = decay * expected[name] + (1 - decay) * parameter.detach()
     for name, parameter in average.network.named_parameters():

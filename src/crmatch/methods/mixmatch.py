@@ -65,7 +65,7 @@ class MixMatch(Method):
         if recipe == "paper":
             return ONE_UNLABELED_EACH
         chosen = {
-            "method.mixup_alpha": 0.75,
+            "method.mixup_alpha": 0.25 if setting.data == "svhn_extra" else 0.75,
             "method.consistency_weight": ORIGINAL_WEIGHTS.get(setting.stem or "", 75),
             "method.mixed_pass": "interleaved",
         }

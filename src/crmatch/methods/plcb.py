@@ -1,7 +1,8 @@
 """PLCB (Arazo et al., IJCNN 2020): pseudo-labeling that MixUp, two regularizers and enough labels keep from fooling itself.
 
-Every unlabeled image has a soft label, which the network wrote down in the pass over the unlabeled images before: during a
-pass predictions are kept, at its end all labels are swapped at once.
+Every unlabeled image has a soft label, which the network wrote down in the epoch before: during an epoch predictions are
+kept, at its end all labels are swapped at once. Paper: an epoch is a pass over the images. Here: it has as many steps, but
+batches go on through one permutation after the other, so an image may come twice in an epoch and keep its label in the next.
 """
 
 from __future__ import annotations

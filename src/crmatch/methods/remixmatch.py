@@ -73,7 +73,9 @@ class ReMixMatch(Method):
             )
             keys |= {"method.strong_views": 1} | more_rotation
         elif setting.stem == "stl10":
-            keys |= {"method.strong_views": 4, "method.weak_augmentation": "none"}
+            keys["method.strong_views"] = 4
+        if setting.stem == "stl10":
+            keys["method.weak_augmentation"] = "none"
         if recipe == "quick":
             # At most two strong views (USB's number): eight would make a step four times as long as CR-Match's.
             # What alignment remembers is shortened as the moving average of the weights is in `quick`, by ten or by two.

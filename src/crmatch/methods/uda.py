@@ -39,8 +39,11 @@ class UDA(Method):
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """`original`: 500,000 steps, and a slower average."""
-        return {"plan.steps": 500_000, "plan.ema_decay": 0.9999} if recipe == "original" else {}
+        """`original`: 500,000 steps, and a slower average; `usb`: its code passes the temperature on and ignores it."""
+        if recipe == "usb":
+            return {"method.temperature": 1.0}
+        original = {"plan.steps": 500_000, "plan.ema_decay": 0.9999, "plan.weight_decay": 5e-4}
+        return original if recipe == "original" else {}
 
     @property
     def views(self) -> tuple[View, ...]:

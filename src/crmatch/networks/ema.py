@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,10 +16,11 @@ class MovingAverage:
     """theta' <- d * theta' + (1 - d) * theta for parameters; buffers are copied, never averaged.
 
     What a method remembers (`RunningState`) exists once: the average has the very same values, not a copy to be renewed.
-    With `warmup`, d is min(decay, (1 + t) / (10 + t)) at step t, so that a short run is not dominated by its start.
+    With `warmup`, d is min(decay, (1 + t) / (10 + t)) at step t, so that a short run is not dominated by its start; with "mean"
+    it is min(decay, 1 - 1 / (t + 1)), which starts as the plain mean of the weights after every step.
     """
 
-    def __init__(self, network: Network, decay: float, warmup: bool) -> None:
+    def __init__(self, network: Network, decay: float, warmup: bool | Literal["mean"]) -> None:
         self.network: Network = copy.deepcopy(network)
         self.network.requires_grad_(False)
         for name, head in network.heads.items():
@@ -34,7 +36,8 @@ class MovingAverage:
     @torch.no_grad()
     def update(self, source: Network, step: int) -> None:
         """Take in the weights after `step` (from 0)."""
-        decay = min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
+        rising = step / (step + 1) if self.warmup == "mean" else (1 + step) / (10 + step)
+        decay = min(self.decay, rising) if self.warmup else self.decay
         current: list[Tensor] = [parameter.detach() for parameter in source.parameters()]
         torch._foreach_lerp_(self._averaged, current, 1 - decay)
         buffers = [pair for pair in zip(self._copied, source.buffers(), strict=True) if pair[0] is not pair[1]]

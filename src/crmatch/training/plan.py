@@ -66,8 +66,9 @@ class TrainPlan(Frozen):
     """`weights`: kernels of convolutions and linear layers only, never biases or batch norm."""
     schedule: tuple[Phase, ...] = COSINE_7_16
     ema_decay: float = Field(0.999, ge=0, lt=1)
-    ema_warmup: bool = False
-    """Raise the decay as min(decay, (1 + t) / (10 + t))."""
+    ema_warmup: bool | Literal["mean"] = False
+    """Raise the decay as min(decay, (1 + t) / (10 + t)), t from 0; `mean` as min(decay, 1 - 1 / (t + 1)): the plain mean of all
+    weights so far, until the decay is reached."""
     evaluate_every: int = Field(1024, ge=1)
     log_every: int = Field(64, ge=1)
     checkpoint_every: int = Field(1024, ge=1)
