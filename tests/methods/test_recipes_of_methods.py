@@ -94,7 +94,7 @@ def test_a_recipe_has_the_numbers_of_the_specification(method, name, setting, ex
     ],
 )
 def test_with_its_extra_images_svhn_has_numbers_of_its_own(method, expected):
-    setting = parse_setting("svhn@25").model_copy(update={"data": "svhn_extra"})
+    setting = parse_setting("svhn@25")._replace(data="svhn_extra")
     spec = dict(flatten(recipe(setting, method, "original").to_json()))
     assert {key: spec[key] for key in expected} == expected
 
