@@ -6,7 +6,9 @@ EXTRAS ?= dev
 # Two test processes, a file at a time: the tests' networks are tiny, and a second thread would only wait.
 PYTEST_OPTIONS ?= -n 2 --dist loadfile
 BIN := .venv/bin
-INSTALLED := .venv/installed
+comma := ,
+INSTALLED := .venv/installed-$(subst $(comma),-,$(EXTRAS))
+ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard
 
 .PHONY: demo results test slow-test crash-test lint types format clean
 
@@ -15,12 +17,13 @@ demo: $(INSTALLED)
 	$(BIN)/crmatch report runs/digits@4/crmatch/split1-seed0 --out report.html
 
 results: $(INSTALLED)
+	$(BIN)/python benchmarks/accuracy.py digits small --from-records
 	$(BIN)/python benchmarks/results.py
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
-slow-test: $(INSTALLED)
+slow-test: $(ALL_INSTALLED)
 	$(BIN)/python -m pytest -m slow
 
 crash-test: $(INSTALLED)
@@ -37,10 +40,11 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The extras are part of the name, so that asking for more of them installs them.
+.venv/installed-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[$(EXTRAS)]'
-	touch $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[$(subst -,$(comma),$*)]'
+	touch $@
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Accuracy on one setting: methods x splits, as a table with mean, deviation, n and seconds.
+"""Accuracy of methods over splits, as pages of tables with mean, deviation, n and seconds.
 
-    python benchmarks/accuracy.py digits@4 --methods crmatch,fixmatch,supervised --splits 1-5 --name digits
+    python benchmarks/accuracy.py digits                                  # every method on digits@4: hours
+    python benchmarks/accuracy.py small --data-dir DIR                    # real color images, DIR/svhn_small.npz and others
+    python benchmarks/accuracy.py digits --methods vat --splits 2         # only these runs of it
+    python benchmarks/accuracy.py digits small --from-records             # the pages anew from the committed records
 
-Trains what is missing (finished runs are reused), keeps every record under docs/results/records/, and writes the table to
-docs/results/<name>.md. With --from-records nothing is trained: the table is made anew from the committed records.
+Trains what is missing (finished runs are reused), keeps every record under docs/results/records/, and writes
+docs/results/<page>.md from all records of the page.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 
-from crmatch.config import RunSpec, replace
+from crmatch.config import RunSpec, differences, replace
 from crmatch.data.settings import Setting, parse_setting
+from crmatch.grid import parse_splits
 from crmatch.methods import METHODS, Preset
 from crmatch.recipes import recipe
 from crmatch.results import RunRecord, run_directory
@@ -40,14 +43,28 @@ NOTES = {
     **dict.fromkeys(("crmatch+freematch", "crmatch+softmatch", "crmatch+adamatch"), ("[b]", AVERAGES)),
 }
 """Exceptions of `quick` from the rule that lengths scale with the run: mark and reason, by method."""
-FINDINGS = {
-    ("svhn_small@25", "fixmatch+ctaugment"): (
-        "FixMatch with CTAugment does not beat supervised-only here: three times as many of its pseudo-labels are wrong as "
-        "with RandAugment. The magnitudes that pass CTAugment's test on 250 labels are mild (its rates are in the record), so "
-        "the network becomes sure of what it guesses before it guesses right. The error still falls when the run ends."
-    ),
+ROWS = ("crmatch", "fixmatch", "fixmatch+ctaugment", "uda", "remixmatch", "mixmatch", "mean_teacher")
+MEMORIES = ("featmatch", "label_propagation", "plcb")
+RULES = ("flexmatch", "freematch", "softmatch", "adamatch")
+
+
+OTHERS = ("pseudo_label", "pi_model", "vat", "ict", *RULES, *(f"crmatch+{rule}" for rule in RULES))
+Plan = dict[str, dict[str, tuple[int, ...]]]
+"""Setting -> method -> splits."""
+PAGES: dict[str, Plan] = {
+    "digits": {
+        "digits@4": {
+            **dict.fromkeys((*ROWS, *MEMORIES), (1, 2, 3, 4, 5)),
+            **dict.fromkeys(OTHERS, (1, 2, 3)),
+            "supervised": (1, 2, 3, 4, 5),
+        }
+    },
+    "small": {
+        **dict.fromkeys(("svhn_small@25", "cifar10_small@25"), dict.fromkeys((*ROWS, "supervised"), (1,))),
+        "mini_imagenet_small@10": dict.fromkeys((*MEMORIES, "supervised"), (1,)),
+    },
 }
-"""What was found where a method does not do what is expected of it, by setting and method."""
+"""The paper's rows on five splits of digits@4, all else on three; real images on one."""
 
 
 def record_path(record: RunRecord, method: str) -> Path:
@@ -68,28 +85,33 @@ def spec_of(setting: Setting, method: str) -> RunSpec:
     return replace(spec, **{f"method.{key}": value for key, value in preset.changes.items()})
 
 
-def train(setting: str, methods: list[str], splits: list[int], out: Path, data_dir: Path | None) -> None:
+def train(plan: Plan, out: Path, data_dir: Path | None) -> None:
     from crmatch.experiment import run
 
-    parsed = parse_setting(setting, data_dir)
-    for split in splits:
-        for method in methods:
-            spec = replace(spec_of(parsed, method), split=split)
-            record = run(spec, out, data_dir=data_dir)
+    for setting, methods in plan.items():
+        parsed = parse_setting(setting, data_dir)
+        for method, split in ((method, split) for method, splits in methods.items() for split in splits):
+            record = run(replace(spec_of(parsed, method), split=split), out, data_dir=data_dir)
             path = record_path(record, method)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(record.model_dump(mode="json")) + "\n")
-            print(
-                f"{method} split {split}: {record.error} % in {record.seconds:.0f} s ({run_directory(out, spec, parsed).path})"
-            )
+            directory = run_directory(out, record.spec, parsed).path
+            print(f"{method} split {split}: {record.error} % in {record.seconds:.0f} s ({directory})")
 
 
-def read(setting: str, methods: list[str], splits: list[int]) -> dict[str, list[RunRecord]]:
+def read(setting: str, methods: dict[str, tuple[int, ...]]) -> dict[str, list[RunRecord]]:
+    """The committed records by method; those of a method differ in their splits only."""
     records: dict[str, list[RunRecord]] = {}
-    for method in methods:
+    for method, splits in methods.items():
         files = [RESULTS / "records" / setting / f"{method}-quick-split{split}-seed0.json" for split in splits]
-        records[method] = [RunRecord.model_validate_json(file.read_text()) for file in files if file.exists()]
-    return {method: runs for method, runs in records.items() if runs}
+        runs = [RunRecord.model_validate_json(file.read_text()) for file in files if file.exists()]
+        for run in runs:
+            if changed := differences(runs[0].spec, run.spec).keys() - {"split"}:
+                raise SystemExit(
+                    f"{record_path(run, method)} differs from the other splits in {', '.join(changed)}.\nRemove it."
+                )
+        records |= {method: runs} if runs else {}
+    return records
 
 
 def table(records: dict[str, list[RunRecord]]) -> str:
@@ -122,13 +144,28 @@ def used_pseudo_labels(runs: list[RunRecord]) -> str:
     return ", ".join(f"{statistics.mean(run.final[key] for run in runs):.0f}" for key in ("mask_rate", "contributing_error"))
 
 
-def page(setting: str, records: dict[str, list[RunRecord]], command: str) -> str:
-    one = next(runs[0] for runs in records.values() if runs)
+def about_ctaugment(records: dict[str, list[RunRecord]]) -> list[str]:
+    """What is known where FixMatch with CTAugment is no better than supervised-only."""
+    runs = [records.get(method, []) for method in ("fixmatch+ctaugment", "fixmatch", "supervised")]
+    if not all(runs):
+        return []
+    learned, random, supervised = (statistics.mean(run.error or 0.0 for run in of) for of in runs)
+    wrong, wrong_by_random = (statistics.mean(run.final["contributing_error"] for run in of) for of in runs[:2])
+    if not (learned > supervised > random and wrong > 2 * wrong_by_random):
+        return []
+    return [
+        f"FixMatch with CTAugment does not beat supervised-only here: {wrong:.0f} % of the pseudo-labels that count are wrong "
+        f"at the end, {wrong_by_random:.0f} % with RandAugment. Magnitudes that pass CTAugment's test on few labels are mild "
+        "(its rates are in the record), so the network becomes sure of what it guesses before it guesses right."
+    ]
+
+
+def section(setting: str, records: dict[str, list[RunRecord]], command: str) -> str:
+    one = next(iter(records.values()))[0]
     versions = ", ".join(f"{name} {version}" for name, version in one.machine["versions"].items())
     threads = " or ".join(sorted({str(run.machine["threads"]) for runs in records.values() for run in runs}))
     marked = dict.fromkeys(note for method, note in NOTES.items() if method in records)
-    found = [text for (where, method), text in FINDINGS.items() if where == setting and method in records]
-    notes = "\n\n".join([*(f"{mark} {text}" for mark, text in marked), *found])
+    notes = "\n\n".join([*(f"{mark} {text}" for mark, text in marked), *about_ctaugment(records)])
     return f"""## {setting}, recipe quick
 
 {one.labeled_images} labeled, {one.unlabeled_images:,} unlabeled, {one.test_images:,} test images; {one.steps:,} steps at
@@ -148,31 +185,42 @@ Seconds are of a shared, noisy machine, most runs two at a time.
 """
 
 
+def page(name: str) -> str:
+    """The text of a page, from the records there are."""
+    found = {setting: read(setting, methods) for setting, methods in PAGES[name].items()}
+    command = f"python benchmarks/accuracy.py {name}"
+    sections = [section(setting, records, command) for setting, records in found.items() if records]
+    return f"# Results: {name}\n\n" + "\n".join(sections)
+
+
+def chosen(plan: Plan, methods: str | None, splits: str | None, settings: str | None) -> Plan:
+    """What of a plan is asked for."""
+    wanted_splits = parse_splits(splits) if splits else None
+    return {
+        setting: {
+            method: tuple(split for split in planned if wanted_splits is None or split in wanted_splits)
+            for method, planned in of.items()
+            if methods is None or method in methods.split(",")
+        }
+        for setting, of in plan.items()
+        if settings is None or setting in settings.split(",")
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="+")
-    parser.add_argument("--methods", default="crmatch,fixmatch,supervised", help="names; fixmatch+ctaugment changes the policy")
-    parser.add_argument("--splits", default="1-5")
-    parser.add_argument("--name", required=True)
+    parser.add_argument("pages", nargs="+", choices=PAGES)
+    parser.add_argument("--settings", help="train only these of the page's")
+    parser.add_argument("--methods", help="train only these of the page's")
+    parser.add_argument("--splits", help="train only these of the page's")
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--from-records", action="store_true")
+    parser.add_argument("--from-records", action="store_true", help="train nothing")
     options = parser.parse_args()
-    first, _, last = options.splits.partition("-")
-    splits = list(range(int(first), int(last or first) + 1))
-    methods = options.methods.split(",")
-    sections = []
-    for setting in options.settings:
+    for name in options.pages:
         if not options.from_records:
-            train(setting, methods, splits, options.out, options.data_dir)
-        records = read(setting, methods, splits)
-        if not records:
-            raise SystemExit(f"there is no record of {setting} under {RESULTS / 'records'}.\nRun it without --from-records.")
-        arguments = f"--methods {','.join(records)} --splits {options.splits} --name {options.name}"
-        sections.append(page(setting, records, f"python benchmarks/accuracy.py {setting} {arguments}"))
-    text = f"# Results: {options.name}\n\n" + "\n".join(sections)
-    (RESULTS / f"{options.name}.md").write_text(text)
-    print(text, file=sys.stderr)
+            train(chosen(PAGES[name], options.methods, options.splits, options.settings), options.out, options.data_dir)
+        (RESULTS / f"{name}.md").write_text(page(name))
 
 
 if __name__ == "__main__":

@@ -49,16 +49,18 @@ def grid_of(arguments: str) -> Grid:
 
 
 def collect(grid: Grid, out: Path) -> int:
-    """Copy records and analyses that are not among the committed ones; returns how many files."""
+    """Copy records and analyses that are not among the committed ones, or newer in their numerics; returns how many files."""
     here, there = records_in(RECORDS), runs_in(out, grid)
     copied = 0
     for spec, run in [(spec, run) for spec in grid.specs if (run := there(spec)) is not None]:
         directory, kept = Path(run.source), here(spec)
         target = Path(kept.source) if kept else RECORDS / spec.setting / f"{directory.parent.name}-{directory.name}.json"
-        files = {} if kept else {target: run.record.model_dump(mode="json")}
-        for name in ("probe", "distances"):
-            made, copy = analysis_file(run.source, name), analysis_file(str(target), name)
-            files |= {copy: read_json(made)} if made.exists() and not copy.exists() else {}
+        newer = kept is None or kept.record.numerics < run.record.numerics
+        files = {target: run.record.model_dump(mode="json")} if newer else {}
+        if newer or (kept and kept.record == run.record):  # else its analyses are those of another model
+            for name in ("probe", "distances"):
+                made, copy = analysis_file(run.source, name), analysis_file(str(target), name)
+                files |= {copy: read_json(made)} if made.exists() and (newer or not copy.exists()) else {}
         for path, values in files.items():
             write_json(path, values)
         copied += len(files)

@@ -6,7 +6,6 @@ slow minute of the machine so falls on all of them, and the ratio within a round
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -32,11 +31,9 @@ def serve(work: Callable[[], object]) -> None:
 class Contender:
     """A started program that waits for its turn."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         self.started = time.perf_counter()
-        self.process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
-        )
+        self.process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         while self._line() != "ready":
             pass
         self.seconds_to_ready = time.perf_counter() - self.started

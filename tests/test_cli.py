@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> No
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "train" in answer.stdout.lower()
     assert min(seconds) < 0.5  # processor time: the command waits for nothing, and other programs do not count
+
+
+def test_the_first_training_step_comes_within_six_seconds(tmp_path: Path) -> None:
+    seconds = []
+    for number in range(2):
+        out = tmp_path / str(number)
+        command = [sys.executable, "-m", "crmatch", "train", "digits@4", "--set=plan.log_every=1", f"--out={out}"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while not any(file.stat().st_size for file in out.rglob("metrics.jsonl")):
+                assert process.poll() is None
+                time.sleep(0.01)
+            times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            process.kill()
+        seconds.append((int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK"))
+    assert min(seconds) < 6  # processor time, as above
 
 
 def test_train_ends_with_error_and_directory_and_writes_everything(crmatch: Command, stripes: Path, tmp_path: Path) -> None:

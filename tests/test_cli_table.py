@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from conftest import TINY, Outcome
+from crmatch.analysis.curves import find_runs
 from crmatch.config import RunSpec
 from crmatch.errors import DataError, DivergedError
 
@@ -115,6 +116,9 @@ def test_fresh_sets_the_old_runs_aside(crmatch: Command, stripes: Path, tmp_path
     after = records_of(out)
     assert {path.parent.name for path in after} == {"split1-seed0", "split1-seed0.old1"}
     assert len(after) == 2 * len(before) == 10
+    assert len(find_runs([out])) == 5
+    aside = next(path.parent for path in after if path.parent.name.endswith(".old1"))
+    assert find_runs([aside]) == [aside]
 
 
 def test_a_diverged_run_is_shown_and_the_others_go_on(
@@ -185,6 +189,13 @@ def test_pages_are_made_anew_from_collected_records(
     assert "| Rotation | 12.50 ± 0.50 (paper 15.05 ± 0.33) |" in text
     module.main()
     assert page.read_text() == text
+    (kept, *_) = [path for path in (docs / "records").rglob("*.json") if ".probe" not in path.name]
+    record = kept.read_text()
+    kept.write_text(json.dumps({**json.loads(record), "numerics": 0}))
+    for path in records_of(out):
+        (path.parent / "probe.json").write_text(kept.with_suffix(".probe.json").read_text())
+    module.main()
+    assert json.loads(kept.read_text()) == json.loads(record), "a record of older numerics stays"
     monkeypatch.setenv("CRMATCH_DATA", str(tmp_path))
     module.main()
     assert page.read_text() == text

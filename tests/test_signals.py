@@ -69,7 +69,7 @@ def test_a_signal_while_torch_is_imported_ends_at_once(stripes: Path, tmp_path: 
     assert err.strip() == "crmatch: stopped by a signal; there was nothing to save yet."
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_in_training_finishes_the_step_and_saves(stripes: Path, tmp_path: Path, number: signal.Signals) -> None:
     process = start(training(stripes, tmp_path / "runs"))
     metrics: list[Path] = []

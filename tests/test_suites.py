@@ -13,8 +13,6 @@ from crmatch.costs import estimate, images_per_step, network_layers
 from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError
 from crmatch.grid import Grid, Scale, find_suite, make_grid, parse_splits
-from crmatch.methods import METHODS, Preset
-from crmatch.methods.fixmatch import FixMatch
 from crmatch.recipes import changed_keys, recipe, train_command
 from crmatch.suites import SUITES, Printed
 
@@ -32,13 +30,6 @@ ALL_METHODS = {
 }  # fmt: skip
 NO_ROT, NO_DIST = {"method.rotation_weight": 0.0}, {"method.feature_distance_weight": 0.0}
 PULL = {"method.direction": "invariance"}
-
-
-@pytest.fixture(autouse=True)
-def every_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for methods of the main tables that METHODS does not have yet."""
-    for name in set(ALL_METHODS.values()) - set(METHODS):
-        monkeypatch.setitem(METHODS, name, Preset(FixMatch, {}, name, "", ""))
 
 
 def grid_of(name: str, **scale: Any) -> Grid:
@@ -220,6 +211,11 @@ def test_keys_for_all_runs_reach_every_method_that_has_them() -> None:
     assert clamped["mixmatch"] is None
     assert {spec.plan.log_every for spec in grid.specs} == {7}
     assert "method.clamp=False" in grid.title
+
+
+def test_a_key_asked_for_comes_before_the_network_of_the_paper_s_analyses() -> None:
+    (filters,) = {spec.network.model_dump()["filters"] for spec in grid_of("distances", changes={"network.filters": 16}).specs}
+    assert filters == 16
 
 
 @pytest.mark.parametrize(

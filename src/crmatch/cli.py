@@ -24,6 +24,7 @@ from crmatch.cli_options import (
     PolicyOption,
     RecipeOption,
     RecomputeOption,
+    RunArgument,
     SetOption,
     SettingArgument,
     StepsOption,
@@ -124,7 +125,7 @@ def train(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
+    run: RunArgument,
     data_dir: DataDirOption = None,
     json_: JsonOption = False,
 ) -> None:

@@ -13,6 +13,7 @@ from crmatch.errors import RequestError
 if TYPE_CHECKING:
     from crmatch.config import RunSpec
 
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 SettingArgument = Annotated[
     str,
     typer.Argument(

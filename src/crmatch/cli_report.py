@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crmatch.cli_figure import figure
-from crmatch.cli_options import DataDirOption, JsonOption, print_rows
+from crmatch.cli_options import DataDirOption, JsonOption, RunArgument, print_rows
 
 if TYPE_CHECKING:
     from crmatch.analysis.curves import Summary
-
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 
 
 def report(

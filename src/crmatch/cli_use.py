@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from crmatch.cli_options import DataDirOption, JsonOption, print_rows
+from crmatch.cli_options import DataDirOption, JsonOption, RunArgument, print_rows
 from crmatch.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from crmatch.inference import Model
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 MOST_NAMED = 20
 CHECKED_IMAGES = 500
 

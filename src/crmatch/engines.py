@@ -147,7 +147,7 @@ def set_aside(directory: RunDirectory) -> Path | None:
     try:
         with FileLock(directory.lock, timeout=0):
             number = 1
-            while (aside := directory.path.with_name(f"{directory.path.name}.old{number}")).exists():
+            while (aside := directory.aside(number)).exists():
                 number += 1
             directory.path.rename(aside)
     except Timeout as error:

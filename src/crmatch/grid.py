@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from crmatch.config import RunSpec, replace
 from crmatch.data.settings import Setting, parse_setting
 from crmatch.errors import RequestError, unknown
-from crmatch.methods import METHODS, method_class
+from crmatch.methods import method_class
 from crmatch.networks.config import WideResNetConfig
 from crmatch.recipes import recipe
 from crmatch.suites import BENCH, SMALL, SUITES, Column, Printed, Row, Suite
@@ -161,10 +161,9 @@ def _columns(suite: Suite, scale: Scale, data_dir: Path | None) -> tuple[tuple[C
 
 
 def _spec(row: Row, column: Column, setting: Setting, scale: Scale, split: int) -> RunSpec:
-    """The run of one cell and split: the recipe, keys asked for, the column's keys, the row's."""
+    """The run of one cell and split: the recipe, the column's network, keys asked for, the column's keys, the row's."""
     spec = recipe(setting, row.method, scale.recipe)
-    changes = {key: value for key, value in scale.changes.items() if _has(row.method, key)}
-    changes |= column.network
+    changes = dict(column.network) | {key: value for key, value in scale.changes.items() if _has(row.method, key)}
     if row.small:
         changes |= _small_network(spec)
     changes |= column.changes
@@ -199,7 +198,7 @@ def _check_changes(suite: Suite, rows: Sequence[Row], changes: Mapping[str, Any]
             raise RequestError(f"--set {key}: the rows or columns of {suite.name} differ in it.\nLeave it out.")
         if key in ("setting", "recipe", "split", "plan.steps", "method.name"):
             raise RequestError(f"--set {key} cannot be asked of a table.\nUse --setting, --recipe, --splits and --steps.")
-        methods = {row.method for row in rows if row.method in METHODS}
+        methods = {row.method for row in rows}
         if not any(_has(method, key) for method in methods):
             known = {f"method.{name}" for method in methods for name in method_class(method).model_fields}
             raise unknown("key", key, known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -101,6 +102,15 @@ class RunDirectory:
         self.checkpoints = path / "checkpoint"
         self.tensorboard = path / "tensorboard"
         self.lock = path / "run.lock"
+
+    def aside(self, number: int) -> Path:
+        """Where the run is kept when it is set aside to be trained anew, for the `number`th time."""
+        return self.path.with_name(f"{self.path.name}.old{number}")
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether this is a run that was set aside."""
+        return re.search(r"\.old\d+$", self.path.name) is not None
 
     def read_spec(self) -> RunSpec | None:
         """The spec that was started here; None where nothing was."""

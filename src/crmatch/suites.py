@@ -249,7 +249,7 @@ def weights() -> Suite:
 def threshold() -> Suite:
     """Appendix: the confidence threshold, a figure without numbers."""
     rows = tuple(Row((f"{tau:.2f}",), "-", {"method.threshold": tau}) for tau in (0.90, 0.92, 0.95, 0.97, 0.99))
-    notes = ("The paper draws a curve from 0.90 to 0.99 without numbers; `crmatch figure threshold` draws ours.",)
+    notes = ("The paper draws a curve from 0.90 to 0.99 without numbers; `crmatch figure threshold RUN...` draws ours.",)
     caption = "confidence thresholds"
     return Suite("threshold", "Appendix E", caption, ("Threshold",), (_bench("Error rate"),), rows, best="none", notes=notes)
 

@@ -164,9 +164,16 @@ def test_a_bad_value_is_refused_with_the_name_of_its_field(field, value):
             assert [error["loc"] for error in caught.value.errors()] == [(field,)]
 
 
-def test_every_hyper_parameter_of_every_method_has_a_bad_value_here():
-    fields = {field for entry in METHODS.values() for field in entry_class(entry).model_fields}
-    assert fields - {"name"} == BAD_VALUES.keys()
+@pytest.mark.parametrize("name", METHODS)
+def test_every_hyper_parameter_refuses_what_is_no_value_at_all(name):
+    for field in entry_class(METHODS[name]).model_fields.keys() - {"name"}:
+        with pytest.raises(ValidationError) as caught:
+            build_method(name, {field: object()})
+        assert {error["loc"][0] for error in caught.value.errors()} == {field}
+
+
+def test_the_bad_values_above_are_of_hyper_parameters_that_exist():
+    assert BAD_VALUES.keys() <= {field for entry in METHODS.values() for field in entry_class(entry).model_fields}
 
 
 @pytest.mark.parametrize("weight", [field for field in BAD_VALUES if field.endswith("_weight")])

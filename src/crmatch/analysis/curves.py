@@ -33,14 +33,19 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Directories of finished runs at or below each of `paths`, each once, in order."""
+    """Directories of finished runs at or below each of `paths`, each once, in order; those set aside only by their names."""
     found: dict[Path, None] = {}
     for path in paths:
-        below = [path] if (path / "record.json").is_file() else sorted(file.parent for file in path.rglob("record.json"))
+        below = [path] if (path / "record.json").is_file() else finished_below(path, "**/record.json")
         if not below:
             raise DataError(f"there is no finished run in {path}.\nTrain first, or name the directory of a run.")
         found |= dict.fromkeys(below)
     return list(found)
+
+
+def finished_below(path: Path, pattern: str) -> list[Path]:
+    """Directories of the records that `pattern` finds, without runs that `--fresh` set aside."""
+    return sorted(file.parent for file in path.glob(pattern) if not RunDirectory(file.parent).is_aside)
 
 
 def read_record(run: Path) -> RunRecord:

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import crmatch
-from crmatch.analysis.curves import find_runs, read_record
+from crmatch.analysis.curves import find_runs, finished_below, read_record
 from crmatch.config import differences
 from crmatch.errors import RequestError
 from crmatch.files import write_file
@@ -47,7 +47,7 @@ def find_baseline(path: Path, record: RunRecord, found: Found) -> Baseline | Non
     """Supervised-only on the same labels, among the page's runs or beside the run's directory: the one most like it."""
     if record.spec.method.name == "supervised":
         return None
-    beside = [file.parent for file in sorted(path.parent.parent.glob("supervised*/*/record.json"))]
+    beside = finished_below(path.parent.parent, "supervised*/*/record.json")
     candidates = found | {other: read_record(other) for other in beside if other not in found}
     fitting = []
     for other, candidate in candidates.items():

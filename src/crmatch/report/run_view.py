@@ -177,7 +177,7 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _charts(record: RunRecord, lines: list[dict[str, Any]], baseline: Baseline | None) -> list[Chart]:
-    """Test error, quality of pseudo-labels, loss terms, cosine of features: as far as the run has them."""
+    """Test error, quality of pseudo-labels, loss terms: as far as the run has them."""
     names = {"ema": "moving average", "raw": "raw weights"}
     errors = [Series(label, curve(lines, f"error/{key}"), place) for place, (key, label) in enumerate(names.items(), 1)]
     if baseline and baseline.record.error is not None and any(one.points for one in errors):

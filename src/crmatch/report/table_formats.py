@@ -43,7 +43,7 @@ def to_markdown(table: Table) -> str:
         lines.append("| " + " | ".join([*labels, *texts]) + " |")
     lines += ["", *(f"- {note}" for note in _notes(table))]
     if numbers:
-        lines += ["", "Missing:", "", *(f"- [{number}] `{command}`" for number, command in _commands(table, numbers))]
+        lines += ["", "Missing:", "", *(f"- [{number}] `{command}`" for number, command in _commands(numbers))]
     if runs := list(_runs(table)):
         lines += ["", "<details><summary>Runs behind each cell</summary>", ""]
         lines += [f"- {where}: {', '.join(f'`{source}`' for source in sources)}" for where, sources in runs]
@@ -67,7 +67,7 @@ def to_terminal(table: Table) -> Any:
         texts = [_beside(cell, TERMINAL, table, numbers, "\n[dim]paper {}[/dim]", escape) if cell else "" for cell in cells]
         shown.add_row(*map(escape, labels), *texts)
     lines = [*_notes(table)]
-    lines += [f"missing [{number}] {command}" for number, command in _commands(table, numbers)]
+    lines += [f"missing [{number}] {command}" for number, command in _commands(numbers)]
     lines += [f"runs of {where}: {', '.join(sources)}" for where, sources in _runs(table)]
     return Group(Text(table.grid.title, style="bold"), shown, *(Text(line, overflow="fold") for line in lines))
 
@@ -90,7 +90,7 @@ def to_latex(table: Table) -> str:
         lines += [r"\midrule"] * row.ruled + [" & ".join([*map(latex_text, texts), *values]) + r" \\"]
     caption = latex_text(" ".join([f"{grid.title}.", "In parentheses: the paper's values.", *_notes(table)]))
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{grid.suite.name}}}", r"\end{table}"]
-    lines += [f"% missing: {command}" for _, command in _commands(table, numbers)]
+    lines += [f"% missing: {command}" for _, command in _commands(numbers)]
     lines += [f"% runs of {where}: {', '.join(sources)}" for where, sources in _runs(table)]
     return "\n".join(lines) + "\n"
 
@@ -185,7 +185,7 @@ def _footnotes(table: Table) -> dict[tuple[str, ...], int]:
     return {commands: number for number, commands in enumerate(dict.fromkeys(missing), start=1)}
 
 
-def _commands(table: Table, numbers: dict[tuple[str, ...], int]) -> list[tuple[int, str]]:
+def _commands(numbers: dict[tuple[str, ...], int]) -> list[tuple[int, str]]:
     return [(number, command) for commands, number in numbers.items() for command in commands]
 
 

@@ -191,9 +191,10 @@ def _fill_cell(
     else:
         assert grid.suite.analysis is not None
         measure = measure or kept_measure(grid.suite.analysis)
-        measured = {run.source: measure(run, cell.measure) for run in runs}
-        missing += [analysis_command(source, grid.suite.analysis) for source, result in measured.items() if result is None]
-        value = _over_runs([result for result in measured.values() if result is not None])
+        results = [(run, measure(run, cell.measure)) for run in runs]
+        missing += [analysis_command(run.source, grid.suite.analysis) for run, result in results if result is None]
+        runs = [run for run, result in results if result is not None]
+        value = _over_runs([result for _, result in results if result is not None])
     problem = next((problems[spec] for spec in absent if spec in problems), "")
     return Filled(cell, value, "", tuple(run.source for run in runs), tuple(missing), problem)
 
