@@ -59,9 +59,7 @@ def finished(crmatch: Command, command: list[object]) -> Path:
     return Path(json.loads(outcome.out)["run"])
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "config.json", "spec.json", "split.json", "record.json", "metrics.jsonl"]
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "record.json", "metrics.jsonl"])
 def test_files_of_a_finished_run(crmatch: Command, finished: Path, stripes: Path, tmp_path: Path, name: str) -> None:
     source = random.Random(name)
     content = (finished / name).read_bytes()
@@ -75,6 +73,20 @@ def test_files_of_a_finished_run(crmatch: Command, finished: Path, stripes: Path
     for turn in range(ROUNDS):
         (finished / name).write_bytes(flipped(content, source))
         check(crmatch(*readers[turn % len(readers)]), f"{name}, round {turn}")
+
+
+def test_what_analyses_keep_in_a_run(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
+    keys = [assignment for assignment in ASSIGNMENTS if "plan.steps" not in assignment]
+    place = ["--setting", "stripes@2", "--steps", 2, "--data-dir", stripes, "--out", tmp_path / "runs"]
+    table: list[object] = ["table", "equivariance", *place, *keys]
+    assert crmatch(*table).code == 0
+    names = ("translation", "scaling", "rotation", "color jitter", "strong against weak")
+    content = json.dumps({name: {"mean": 12.5, "std": 0.5, "n": 10} for name in names}).encode()
+    run = next((tmp_path / "runs").rglob("record.json")).parent
+    source = random.Random(2)
+    for turn in range(2 * ROUNDS):
+        (run / "probe.json").write_bytes(flipped(content, source))
+        check(crmatch(*table), f"probe.json, round {turn}")
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "spec.json", "split.json", "metrics.jsonl", "record.json"])
