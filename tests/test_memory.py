@@ -25,7 +25,7 @@ def test_the_paper_run_on_cifar_10_is_refused_on_a_small_machine_and_the_batch_n
     spec = recipe(CIFAR, "crmatch", "paper")
     check_memory(spec, CIFAR, 16 * GIB)
     check_memory(spec, CIFAR, None)
-    with pytest.raises(RequestError, match=r"needs about 10\.\d GB of memory, and 1\.1 GB are free") as refusal:
+    with pytest.raises(RequestError, match=r"needs about 5\.\d GB of memory, and 1\.1 GB are free") as refusal:
         check_memory(spec, CIFAR, GIB)
     lines = str(refusal.value).splitlines()
     assert len(lines) == 2
@@ -38,7 +38,7 @@ def test_the_paper_run_on_cifar_10_is_refused_on_a_small_machine_and_the_batch_n
 
 def test_recomputing_is_named_first_where_it_makes_a_run_fit() -> None:
     spec = recipe(CIFAR, "crmatch", "paper")
-    with pytest.raises(RequestError, match=r"needs about 10\.\d GB of memory, and 4\.3 GB are free.\nFits: --recompute\. "):
+    with pytest.raises(RequestError, match=r"needs about 5\.\d GB of memory, and 4\.3 GB are free.\nFits: --recompute\. "):
         check_memory(spec, CIFAR, 4 * GIB)
     check_memory(spec, CIFAR, 4 * GIB, recompute=True)
     with pytest.raises(RequestError, match=r"\nFits: --set plan\.unlabeled_batch_size="):
@@ -53,7 +53,7 @@ def test_the_papers_runs_need_less_than_20_gib_where_they_recompute(name: str, a
     needed = needed_bytes(spec, setting, recompute=True) / GIB
     assert alive < needed < 1.1 * alive + 0.1
     assert needed < 20
-    assert needed_bytes(spec, setting) > 4 * needed * GIB
+    assert needed_bytes(spec, setting) > 2 * needed * GIB
 
 
 def test_where_no_batch_fits_the_other_switches_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_where_no_batch_fits_the_other_switches_are_named(monkeypatch: pytest.Mo
 def test_double_precision_needs_twice_as_much(stripes: Path) -> None:
     single, double = tiny_spec(stripes), tiny_spec(stripes, precision="fp64")
     setting = parse_setting("stripes@2", stripes)
-    assert needed_bytes(double, setting) == 2 * needed_bytes(single, setting)
+    assert needed_bytes(double, setting) == pytest.approx(2 * needed_bytes(single, setting))
 
 
 def test_half_precision_halves_activations_and_keeps_weights(stripes: Path) -> None:

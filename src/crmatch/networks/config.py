@@ -8,6 +8,9 @@ from pydantic import Field
 
 from crmatch.frozen import Frozen
 
+PART_BYTES = 4 * 2**20
+"""Of a norm's input in one part of a batch, where convolutions go through it in parts (`lean_convolution.py`)."""
+
 
 class WideResNetConfig(Frozen):
     """The Wide ResNet of MixMatch's and FixMatch's code: `scales` stages of `repeat` blocks, stage s `filters` * 2^s wide."""

@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-PART_BYTES = 8 * 2**20
-"""Of the norm's input in one part."""
+from crmatch.networks.config import PART_BYTES
+
 ROWS_TOGETHER = 8
 """Parts have a multiple of so many images, which threads can share evenly."""
 
