@@ -160,12 +160,29 @@ def about_ctaugment(records: dict[str, list[RunRecord]]) -> list[str]:
     ]
 
 
+def about_wrong_pseudo_labels(records: dict[str, list[RunRecord]]) -> list[str]:
+    """What is known where no method ever guesses well."""
+    wrong = [run.final["contributing_error"] for runs in records.values() for run in runs if "contributing_error" in run.final]
+    supervised = records.get("supervised", [])
+    if not (wrong and supervised and min(wrong) > 75):
+        return []
+    one = supervised[0]
+    passes = one.steps * one.spec.plan.labeled_batch_size / one.labeled_images
+    return [
+        f"Too short a run for so many classes to say which method is better: {passes:.0f} passes over the labels leave "
+        f"supervised-only with a training loss of {one.final['loss/supervised']:.1f}, and at least {min(wrong):.0f} % of any "
+        "method's pseudo-labels are wrong to the end."
+    ]
+
+
 def section(setting: str, records: dict[str, list[RunRecord]], command: str) -> str:
     one = next(iter(records.values()))[0]
     versions = ", ".join(f"{name} {version}" for name, version in one.machine["versions"].items())
     threads = " or ".join(sorted({str(run.machine["threads"]) for runs in records.values() for run in runs}))
     marked = dict.fromkeys(note for method, note in NOTES.items() if method in records)
-    notes = "\n\n".join([*(f"{mark} {text}" for mark, text in marked), *about_ctaugment(records)])
+    notes = "\n\n".join(
+        [*(f"{mark} {text}" for mark, text in marked), *about_ctaugment(records), *about_wrong_pseudo_labels(records)]
+    )
     return f"""## {setting}, recipe quick
 
 {one.labeled_images} labeled, {one.unlabeled_images:,} unlabeled, {one.test_images:,} test images; {one.steps:,} steps at
