@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -160,6 +161,23 @@ def about_ctaugment(records: dict[str, list[RunRecord]]) -> list[str]:
     ]
 
 
+def about_remixmatch(records: dict[str, list[RunRecord]]) -> list[str]:
+    """What is known where ReMixMatch is no better than supervised-only."""
+    if not {"remixmatch", "supervised"} <= records.keys():
+        return []
+    run, supervised = records["remixmatch"][0], records["supervised"][0]
+    if (run.error or 0.0) < (supervised.error or 0.0):
+        return []
+    method = run.spec.method
+    rise = method.scaled(method.model_dump()["ramp_steps"], run.steps)
+    return [
+        "ReMixMatch does not beat supervised-only here, and it is mis-set: in proportion to its published length its unlabeled "
+        f"terms have full weight after {rise} steps, when guesses are random, and the network learns to agree with itself. Its "
+        f"loss on labeled (augmented and mixed) images is still {run.final['loss/supervised']:.2f} at the end; ignorance would be "
+        f"{math.log(len(run.class_names)):.2f}. MixMatch did the same before its exception [c]."
+    ]
+
+
 def about_wrong_pseudo_labels(records: dict[str, list[RunRecord]]) -> list[str]:
     """What is known where no method ever guesses well."""
     wrong = [run.final["contributing_error"] for runs in records.values() for run in runs if "contributing_error" in run.final]
@@ -180,9 +198,8 @@ def section(setting: str, records: dict[str, list[RunRecord]], command: str) -> 
     versions = ", ".join(f"{name} {version}" for name, version in one.machine["versions"].items())
     threads = " or ".join(sorted({str(run.machine["threads"]) for runs in records.values() for run in runs}))
     marked = dict.fromkeys(note for method, note in NOTES.items() if method in records)
-    notes = "\n\n".join(
-        [*(f"{mark} {text}" for mark, text in marked), *about_ctaugment(records), *about_wrong_pseudo_labels(records)]
-    )
+    findings = [text for about in (about_ctaugment, about_remixmatch, about_wrong_pseudo_labels) for text in about(records)]
+    notes = "\n\n".join([*(f"{mark} {text}" for mark, text in marked), *findings])
     return f"""## {setting}, recipe quick
 
 {one.labeled_images} labeled, {one.unlabeled_images:,} unlabeled, {one.test_images:,} test images; {one.steps:,} steps at
