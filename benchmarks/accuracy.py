@@ -173,7 +173,7 @@ def about_remixmatch(records: dict[str, list[RunRecord]]) -> list[str]:
     return [
         "ReMixMatch does not beat supervised-only here, and it is mis-set: in proportion to its published length its unlabeled "
         f"terms have full weight after {rise} steps, when guesses are random, and the network learns to agree with itself. Its "
-        f"loss on labeled (augmented and mixed) images is still {run.final['loss/supervised']:.2f} at the end; ignorance would be "
+        f"loss on labeled (augmented and mixed) images is still {run.final['loss/supervised']:.2f} at the end; guessing gives "
         f"{math.log(len(run.class_names)):.2f}. MixMatch did the same before its exception [c]."
     ]
 
