@@ -173,9 +173,9 @@ def about_mixing(records: dict[str, list[RunRecord]]) -> list[str]:
         rise = run.spec.method.scaled(run.spec.method.model_dump()["ramp_steps"], run.steps)
         loss = f"{run.final['loss/supervised']:.2f} (guessing gives {math.log(len(run.class_names)):.2f})"
         found.append(
-            f"{name} does not beat supervised-only here; its curves say that `quick` sets it wrongly. Its unlabeled terms have full "
-            f"weight after {rise:,} steps, when few guesses are right, and agreeing with itself becomes cheaper than knowing. At the "
-            f"end its loss on labeled (mixed) images is {loss}"
+            f"{name} does not beat supervised-only here; its curves say that `quick` sets it wrongly. Its unlabeled terms have "
+            f"full weight after {rise:,} steps, when few guesses are right, and to agree with itself is cheaper than to know. At "
+            f"the end its loss on labeled (mixed) images is {loss}"
             + (f", its predictions differ by {run.final['loss/consistency']:.3f} (mean square)." if of == "mixmatch" else ".")
         )
     return found
