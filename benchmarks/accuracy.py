@@ -174,7 +174,7 @@ def about_mixing(records: dict[str, list[RunRecord]]) -> list[str]:
         loss = f"{run.final['loss/supervised']:.2f} (guessing gives {math.log(len(run.class_names)):.2f})"
         found.append(
             f"{name} does not beat supervised-only here; its curves say that `quick` sets it wrongly. Its unlabeled terms have "
-            f"full weight after {rise:,} steps, when few guesses are right, and to agree with itself is cheaper than to know. At "
+            f"full weight after {rise:,} steps, when few guesses are right, and agreeing is cheaper than knowing. At "
             f"the end its loss on labeled (mixed) images is {loss}"
             + (f", its predictions differ by {run.final['loss/consistency']:.3f} (mean square)." if of == "mixmatch" else ".")
         )
