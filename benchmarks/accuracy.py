@@ -47,8 +47,6 @@ NOTES = {
 ROWS = ("crmatch", "fixmatch", "fixmatch+ctaugment", "uda", "remixmatch", "mixmatch", "mean_teacher")
 MEMORIES = ("featmatch", "label_propagation", "plcb")
 RULES = ("flexmatch", "freematch", "softmatch", "adamatch")
-
-
 OTHERS = ("pseudo_label", "pi_model", "vat", "ict", *RULES, *(f"crmatch+{rule}" for rule in RULES))
 Plan = dict[str, dict[str, tuple[int, ...]]]
 """Setting -> method -> splits."""

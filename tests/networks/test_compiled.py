@@ -69,7 +69,7 @@ def test_graphs_give_the_same_losses_and_move_statistics_once(stripes: Path, wit
     assert compiled.network.state_dict().keys() == eager.network.state_dict().keys()
 
 
-def test_where_the_compiler_fails_one_line_says_why_and_training_goes_on_eager(
+def test_where_the_compiler_fails_one_line_says_why_and_training_is_that_of_an_eager_run(
     stripes: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(graph: Any, inputs: Any) -> Any:
@@ -79,7 +79,7 @@ def test_where_the_compiler_fails_one_line_says_why_and_training_goes_on_eager(
     spec = tiny_spec(stripes, "mixmatch", **SMALL)
     compiled = training_of(spec, stripes, compile=True)
     with caplog.at_level(logging.WARNING, logger="crmatch"):
-        assert losses(compiled) == pytest.approx(losses(training_of(spec, stripes)), abs=1e-5)
+        assert losses(compiled) == losses(training_of(spec, stripes))
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("crmatch")]
     assert messages == ["the network is not compiled: No working C++ compiler found; training goes on without"]
     assert not compiled.compiled

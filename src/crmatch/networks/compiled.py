@@ -32,20 +32,28 @@ class Compiler:
         if network.processes.count > 1:
             self._give_up("it exchanges batch statistics with other processes")
         else:
-            network.backbone.compile(backend=partial(self._backend, network.backbone), dynamic=False)
+            backbone = network.backbone
+            backbone.compile(backend=_inductor, dynamic=False)
+            assert backbone._compiled_call_impl is not None
+            backbone._compiled_call_impl = partial(self._call, backbone, backbone._compiled_call_impl)
 
-    def _backend(self, backbone: nn.Module, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    def _call(self, backbone: nn.Module, compiled: Callable[..., Any], images: Tensor) -> Any:
+        """A compiled pass; where compiling it fails, nothing of it has happened yet, and this and all later ones are eager."""
         try:
-            with warnings.catch_warnings(action="ignore"):  # torch's own, about itself
-                return torch._dynamo.lookup_backend("inductor")(graph, inputs)
-        except Exception as error:  # noqa: BLE001 - whatever a compiler fails of, eager training works
-            self._give_up(_reason(error))
-        backbone._compiled_call_impl = None  # from the next pass on; this one is that of the graph as it is
-        return graph.forward
+            return compiled(images)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            self._give_up(_reason(error.inner_exception))
+        backbone._compiled_call_impl = None
+        return backbone(images)
 
     def _give_up(self, reason: str) -> None:
         self.problem = reason
         logger.warning("the network is not compiled: %s; training goes on without", reason)
+
+
+def _inductor(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    with warnings.catch_warnings(action="ignore"):  # torch's own, about itself
+        return torch._dynamo.lookup_backend("inductor")(graph, inputs)
 
 
 def _reason(error: BaseException) -> str:
