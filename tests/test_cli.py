@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, Outcome, write_packed
+from crmatch import __version__
 
 Command = Callable[..., Outcome]
 
@@ -33,7 +34,7 @@ def finished(crmatch: Command, stripes: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
 def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> None:
     code = f"import sys; sys.argv = {['crmatch', *arguments]!r}\nfrom crmatch.cli import main\n"
-    code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert 'torch' not in sys.modules"
+    code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert not {'torch', 'pydantic'} & set(sys.modules)"
     seconds = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -42,6 +43,11 @@ def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> No
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "train" in answer.stdout.lower()
     assert min(seconds) < 0.5  # processor time: the command waits for nothing, and other programs do not count
+
+
+def test_the_version_is_printed(crmatch: Command) -> None:
+    outcome = crmatch("--version")
+    assert (outcome.code, outcome.out.strip()) == (0, f"crmatch {__version__}")
 
 
 def test_the_first_training_step_comes_within_six_seconds(tmp_path: Path) -> None:

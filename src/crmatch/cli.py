@@ -49,13 +49,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"default_map": {"help": False}},  # without a default Typer imports pydantic to find that None is no flag
 )
-app.add_typer(show, name="show")
-app.add_typer(data, name="data")
-app.command("table")(table)
-register(app)
-for command in (predict, export, review, suggest):
-    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from crmatch import __version__
+
+        typer.echo(f"crmatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_of_the_program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the command."""
 
 
 @app.command()
@@ -141,6 +153,15 @@ def evaluate(
         typer.echo(json.dumps({"run": str(run), "test_images": len(test), **quality._asdict()}))
     else:
         print_evaluation(run, finished.record, quality, len(test))
+
+
+# Commands are listed in this order: train and evaluate above, then what is done with a model, then tables and figures.
+for command in (predict, export, review, suggest):
+    app.command()(command)
+app.command("table")(table)
+register(app)
+app.add_typer(show, name="show")
+app.add_typer(data, name="data")
 
 
 def main() -> None:
