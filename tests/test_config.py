@@ -158,3 +158,4 @@ def test_two_specs_never_share_a_variant_even_when_it_is_long(digits: Setting) -
     assert len(first) == len(second) == 49
     assert first != second
     assert first[:40] == second[:40]
+    assert variant(replace(of("digits@4"), **keys, **{"plan.log_every": 3}, split=2, seed=5), digits) == first

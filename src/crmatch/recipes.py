@@ -160,7 +160,7 @@ def variant(spec: RunSpec, setting: Setting) -> str:
     """What a run's directory says after its method: the recipe if it is not the default, then every changed key.
 
     Made from the spec, never typed, so that two specs never share a directory. Longer than 60 characters: the first 40
-    and 8 hex digits of the spec's hash.
+    and 8 hex digits of the spec's hash, which is that of split 1 and seed 0: splits and seeds of a variant lie side by side.
     """
     parts = [] if spec.recipe == default_recipe(setting) else [spec.recipe]
     parts += [f"labels={spec.data.labels_checksum}"] if spec.data.labels_checksum else []
@@ -168,7 +168,8 @@ def variant(spec: RunSpec, setting: Setting) -> str:
         text = str(value).replace(" ", "").replace("/", "_")
         parts.append(f"{key}={text}")
     whole = ",".join(parts)
-    return whole if len(whole) <= LONGEST_VARIANT else f"{whole[:40]}-{spec.hash}"
+    first = spec.model_copy(update={"split": 1, "seed": 0})
+    return whole if len(whole) <= LONGEST_VARIANT else f"{whole[:40]}-{first.hash}"
 
 
 def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
