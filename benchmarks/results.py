@@ -9,7 +9,8 @@ A page holds a table between two lines, the first of which says how it is made; 
     <!-- crmatch table ablation --setting digits@4 --splits 1-5 -->
     <!-- end of table -->
 
-A table whose data set is not on this machine (its shape is needed, not its images) is left as it is, and said.
+Of a data set only the images' shape is needed, and that of the sets in `STORED` is known here. A table whose set is neither
+among them nor on this machine is left as it is, and said.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from crmatch.config import parse_assignments
+from crmatch.data.packed import packed_path, write_packed
 from crmatch.errors import RequestError
 from crmatch.files import read_json, write_json
 from crmatch.grid import Grid, Scale, find_suite, make_grid, parse_splits
@@ -31,6 +36,9 @@ from crmatch.report.tables import analysis_file, fill, records_in, runs_in
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDS = DOCS / "results" / "records"
 BLOCK = re.compile(r"(<!-- crmatch table (?P<arguments>[^>]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+STORED = {"svhn_small": (32, 32, 3)}
+"""(height, width, channels) of packed sets that do not come with the project."""
 
 
 def grid_of(arguments: str) -> Grid:
@@ -45,7 +53,12 @@ def grid_of(arguments: str) -> Grid:
     given = parser.parse_args(shlex.split(arguments))
     changes: dict[str, Any] = parse_assignments(given.set)
     splits = parse_splits(given.splits) if given.splits else None
-    return make_grid(find_suite(given.name), Scale(given.setting, given.recipe, given.steps, splits, changes, given.claims))
+    scale = Scale(given.setting, given.recipe, given.steps, splits, changes, given.claims)
+    name = (given.setting or "").partition("@")[0]
+    with TemporaryDirectory() as directory:
+        if name in STORED:
+            write_packed(packed_path(name, Path(directory)), {"train_images": np.zeros((1, *STORED[name]), np.uint8)})
+        return make_grid(find_suite(given.name), scale, Path(directory) if name in STORED else None)
 
 
 def collect(grid: Grid, out: Path) -> int:
@@ -67,8 +80,8 @@ def collect(grid: Grid, out: Path) -> int:
     return copied
 
 
-def rebuild(page: Path, out: Path | None) -> None:
-    """Write every table of a page anew."""
+def rebuilt(page: Path, out: Path | None) -> str:
+    """A page with every table made anew."""
 
     def table(match: re.Match[str]) -> str:
         try:
@@ -81,11 +94,7 @@ def rebuild(page: Path, out: Path | None) -> None:
         text = to_markdown(fill(grid, records_in(RECORDS)))
         return f"{match[1]}\n{text.replace(f'{DOCS.parent}/', '')}\n{match[3]}"
 
-    before = page.read_text(encoding="utf-8")
-    after = BLOCK.sub(table, before)
-    if after != before:
-        page.write_text(after, encoding="utf-8")
-        print(f"{page.relative_to(DOCS.parent)} is written anew", file=sys.stderr)
+    return BLOCK.sub(table, page.read_text(encoding="utf-8"))
 
 
 def main() -> None:
@@ -93,7 +102,10 @@ def main() -> None:
     parser.add_argument("--collect", type=Path, metavar="RUNS", help="copy missing records from these runs first")
     options = parser.parse_args()
     for page in sorted(DOCS.rglob("*.md")):
-        rebuild(page, options.collect)
+        text = rebuilt(page, options.collect)
+        if text != page.read_text(encoding="utf-8"):
+            page.write_text(text, encoding="utf-8")
+            print(f"{page.relative_to(DOCS.parent)} is written anew", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
-def accuracy() -> ModuleType:
-    location = importlib.util.spec_from_file_location("accuracy", ROOT / "benchmarks" / "accuracy.py")
+def benchmark(name: str) -> ModuleType:
+    location = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
     assert location is not None
     assert location.loader is not None
     module = importlib.util.module_from_spec(location)
@@ -21,9 +20,23 @@ def accuracy() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def accuracy() -> ModuleType:
+    return benchmark("accuracy")
+
+
 @pytest.mark.parametrize("name", ["digits", "small"])
 def test_a_page_is_what_its_records_make(accuracy: ModuleType, name: str) -> None:
     assert (ROOT / "docs" / "results" / f"{name}.md").read_text() == accuracy.page(name), "run make results"
+
+
+def test_every_table_between_markers_is_what_its_records_make(capsys: pytest.CaptureFixture[str]) -> None:
+    results = benchmark("results")
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if results.BLOCK.search(page.read_text())]
+    assert "digits-analyses.md" in {page.name for page in pages}
+    for page in pages:
+        assert results.rebuilt(page, None) == page.read_text(), "run make results"
+    assert "is left as it is" not in capsys.readouterr().err
 
 
 def test_a_record_lies_where_its_spec_says(accuracy: ModuleType) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import crmatch
 from crmatch.cli_data import data
 from crmatch.cli_options import (
     ConfigOption,
@@ -55,9 +56,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from crmatch import __version__
-
-        typer.echo(f"crmatch {__version__}")
+        typer.echo(f"crmatch {crmatch.__version__}")
         raise typer.Exit
 
 

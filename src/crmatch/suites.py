@@ -313,7 +313,7 @@ def feature_distances() -> Suite:
         rows,
         best="none",
         analysis="distances",
-        unit="cosine, mean and deviation over images",
+        unit="cosine",
         notes=("The paper calls these distances; they are similarities, after pooling.",),
     )
 

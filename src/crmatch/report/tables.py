@@ -242,6 +242,9 @@ def _notes(grid: Grid, runs: Sequence[Run]) -> list[str]:
                 rules.setdefault(rule, []).append(name_row(grid.suite, row))
         whose = [HEADLINES[rule] + (f" ({', '.join(rows)})" if len(rules) > 1 else "") for rule, rows in sorted(rules.items())]
         notes.append(f"Test error of the {'; '.join(whose)}; deviation over splits with n - 1.")
+    else:
+        within = {"probe": "repeats", "distances": "images"}[grid.suite.analysis]
+        notes.append(f"Mean and deviation over splits with n - 1; of a single run, over its {within}.")
     numerics = sorted({run.record.numerics for run in runs})
     if len(numerics) > 1:
         notes.append(f"MIXED NUMERICS {', '.join(map(str, numerics))}: runs of different versions; train the older ones again.")
