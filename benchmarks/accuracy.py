@@ -215,7 +215,7 @@ Every method has the common values of `quick` (spec 6.1), lengths in proportion 
 
 {notes}
 
-Made by `{command}` on {threads} threads ({versions}); the records are in `docs/results/records/{setting}/`.
+Made by `{command}` on {threads} thread{"s" * (threads != "1")} ({versions}); the records are in `docs/results/records/{setting}/`.
 Seconds are of a shared, noisy machine, most runs two at a time.
 """
 
