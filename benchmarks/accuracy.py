@@ -198,6 +198,7 @@ def section(setting: str, records: dict[str, list[RunRecord]], command: str) -> 
     one = next(iter(records.values()))[0]
     versions = ", ".join(f"{name} {version}" for name, version in one.machine["versions"].items())
     threads = " or ".join(sorted({str(run.machine["threads"]) for runs in records.values() for run in runs}))
+    threads += " thread" if threads == "1" else " threads"
     marked = dict.fromkeys(note for method, note in NOTES.items() if method in records)
     findings = [text for about in (about_ctaugment, about_mixing, about_wrong_pseudo_labels) for text in about(records)]
     notes = "\n\n".join([*(f"{mark} {text}" for mark, text in marked), *findings])
@@ -215,7 +216,7 @@ Every method has the common values of `quick` (spec 6.1), lengths in proportion 
 
 {notes}
 
-Made by `{command}` on {threads} thread{"s" * (threads != "1")} ({versions}); the records are in `docs/results/records/{setting}/`.
+Made by `{command}` on {threads} ({versions}); the records are in `docs/results/records/{setting}/`.
 Seconds are of a shared, noisy machine, most runs two at a time.
 """
 
