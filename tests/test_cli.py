@@ -31,7 +31,7 @@ def finished(crmatch: Command, stripes: Path, tmp_path: Path) -> Path:
     return Path(json.loads(outcome.out)["run"])
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["figure", "curves", "--help"]])
 def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> None:
     code = f"import sys; sys.argv = {['crmatch', *arguments]!r}\nfrom crmatch.cli import main\n"
     code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert not {'torch', 'pydantic'} & set(sys.modules)"

@@ -44,13 +44,15 @@ if TYPE_CHECKING:
     from crmatch.experiment import Progress
     from crmatch.results import RunDirectory, RunRecord
 
+# Without a default for each group's --help, Typer imports pydantic to find that None is no flag.
+NO_HELP = {"help": False}
 app = typer.Typer(
     help="Train image classifiers from a handful of labels and a pile of unlabeled images.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"default_map": {"help": False}},  # without a default Typer imports pydantic to find that None is no flag
+    context_settings={"default_map": {**NO_HELP, "show": NO_HELP, "data": NO_HELP, "figure": NO_HELP}},
 )
 
 

@@ -168,8 +168,9 @@ def variant(spec: RunSpec, setting: Setting) -> str:
         text = str(value).replace(" ", "").replace("/", "_")
         parts.append(f"{key}={text}")
     whole = ",".join(parts)
-    first = spec.model_copy(update={"split": 1, "seed": 0})
-    return whole if len(whole) <= LONGEST_VARIANT else f"{whole[:40]}-{first.hash}"
+    if len(whole) <= LONGEST_VARIANT:
+        return whole
+    return f"{whole[:40]}-{spec.model_copy(update={'split': 1, 'seed': 0}).hash}"
 
 
 def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
