@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from crmatch.networks.attention import AttentionRefiner
+from crmatch.networks.fork import with_pooled
 from crmatch.processes import ALONE
 
 
@@ -86,11 +87,7 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> Outputs:
         """Outputs of normalized images (N, C, H, W), in the type of the images."""
         feature_map = self.processes.apart(self._training_pass if self.training else self.backbone.forward, laid_out(images))
-        if feature_map.requires_grad:
-            # Heads that flatten the map give gradients in the other layout.
-            feature_map.register_hook(laid_out)  # type: ignore[no-untyped-call]
-        # Not `mean`: the gradient of this one has the layout of the map.
-        features = F.avg_pool2d(feature_map, feature_map.shape[2:]).flatten(start_dim=1)
+        feature_map, features = with_pooled(feature_map)
         if self.normalize_features:
             features = F.normalize(features, dim=1)
         refines = REFINER in self.heads and not self.training

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from crmatch.networks.config import ResNet18Config
 from crmatch.networks.dropout import Dropout
+from crmatch.networks.fork import forked
 from crmatch.networks.recompute import GROUP, Recomputing
 from crmatch.networks.weight_norm import NormedConv2d
-from crmatch.networks.wide_resnet import subsampled
 
 WIDTHS = (64, 128, 256, 512)
 
@@ -37,9 +37,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, h, w) -> (N, width, h', w')."""
+        x, carried = forked(x, self.stride)
         residual = F.relu(self.norm1(self.conv1(x)), inplace=True)
         residual = self.norm2(self.conv2(self.dropout(residual)))
-        carried: Tensor = x if self.shortcut is None else self.shortcut(subsampled(x, self.stride))
+        if self.shortcut is not None:
+            carried = self.shortcut(carried)
         return F.relu(carried + residual, inplace=True)
 
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from crmatch.networks.config import WideResNetConfig
-from crmatch.networks.lean_convolution import convolved
+from crmatch.networks.fork import forked
+from crmatch.networks.lean_convolution import activated, convolved, convolved_as_is
 from crmatch.networks.recompute import GROUP, Recomputing
 
 STEM_CHANNELS = 16
-
-
-def subsampled(x: Tensor, stride: int) -> Tensor:
-    """Every `stride`-th pixel of (N, C, H, W): a strided 1x1 convolution is a plain one on these.
-
-    Written so because oneDNN's strided 1x1 kernel writes past its buffers in the backward pass where a channels_last input
-    has 2 to 7 channels (torch 2.13, AVX2); as means of one pixel, because their gradient keeps the layout, a slice's does not.
-    """
-    return x if stride == 1 else F.avg_pool2d(x, kernel_size=1, stride=stride)
 
 
 class Block(nn.Module):
@@ -42,10 +33,12 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, h, w) -> (N, width, h', w')."""
         if self.activate_before_residual:
-            x = F.leaky_relu(self.norm1(x), self.slope, inplace=True)
+            x = activated(x, self.norm1, self.slope)
+        x, carried = forked(x, self.stride)
         convolves_as_is = self.activate_before_residual or self.raw_input
-        inner = self.conv1(x) if convolves_as_is else convolved(x, self.norm1, self.slope, self.conv1)
-        carried: Tensor = x if self.shortcut is None else self.shortcut(subsampled(x, self.stride))
+        inner = convolved_as_is(x, self.conv1) if convolves_as_is else convolved(x, self.norm1, self.slope, self.conv1)
+        if self.shortcut is not None:
+            carried = convolved_as_is(carried, self.shortcut, x, self.stride)
         return convolved(inner, self.norm2, self.slope, self.conv2, carried)
 
 
@@ -71,4 +64,4 @@ class WideResNet(Recomputing):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (N, D, h, w) of normalized images (N, C, H, W)."""
-        return F.leaky_relu(self.norm(self.chain([self.stem, *self.blocks], 1 + GROUP, images)), self.slope, inplace=True)
+        return activated(self.chain([self.stem, *self.blocks], 1 + GROUP, images), self.norm, self.slope)

@@ -26,7 +26,7 @@ from crmatch.randomness import generator
 from crmatch.training.checkpoint import Checkpoint
 from crmatch.training.divergence import ADVICE, FiniteWatch, NoticedLateError
 from crmatch.training.meter import Meter
-from crmatch.training.optimizer import build_optimizer, set_learning_rate
+from crmatch.training.optimizer import build_optimizer
 from crmatch.training.plan import TrainPlan
 from crmatch.training.runtime import Runtime
 
@@ -118,21 +118,21 @@ class Training:
         """One update: batch, loss, gradient, weights, moving average, policy."""
         step = Step(self.step, self.total_steps, functools.partial(generator, self.seed, step=self.step), self.plan.ema_decay)
         self._refresh(step)
-        set_learning_rate(self.optimizer, self.learning_rate)
+        self.optimizer.learning_rate = self.learning_rate
         batch = self.batches.batch(self.step)
         with dropout_from(self.network, step.generator("dropout")):
             loss = self.method.loss(batch, self.models, step)
         total = loss.total
         torch.autograd.backward(self.scaler.scale(total))
         self.runtime.processes.average_gradients(self.network.parameters())
-        self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
         # Scaled gradients may overflow: the scaler skips such a step and scales less.
         if self.finite.bad_step(total, [] if self.scaler.is_enabled() else gradients):
             raise DivergedError(self.divergence(loss))
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.optimizer)  # type: ignore[arg-type]
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         self.average.update(self.network, self.step)
         self.batches.learn(self.step, self._probabilities)
         self.step += 1
@@ -153,8 +153,8 @@ class Training:
         tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
         average = self.average.network.state_dict()
         tensors |= {f"average/{name}": tensor for name, tensor in average.items() if name not in self.average.shared}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items() if value is not None}
+        for index, state in self.optimizer.state.items():
+            tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items()}
         if isinstance(self.batches.policy, LearningPolicy):
             tensors |= {f"policy/{name}": tensor for name, tensor in self.batches.policy.state().items()}
         values = {"meter": self.meter.state(), "seconds": self.seconds, "images": self.images}
@@ -170,14 +170,14 @@ class Training:
         shared = {name: groups["network"][name] for name in self.average.shared}
         self.average.network.load_state_dict(groups["average"] | shared)
         state: dict[int, dict[str, Tensor]] = {}
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        parameters = self.optimizer.parameters
         for name, tensor in groups["optimizer"].items():
             index, _, key = name.partition("/")
             alike = parameters[int(index)]
             # Buffers in the layout of their parameter, as they were: a mixture of layouts is several times slower.
             laid_out = torch.empty_like(alike).copy_(tensor) if tensor.shape == alike.shape else tensor
             state.setdefault(int(index), {})[key] = laid_out.detach()
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.optimizer.state = state
         if isinstance(self.batches.policy, LearningPolicy):
             self.batches.policy.load_state(groups["policy"])
         if self.scaler.is_enabled():
