@@ -40,8 +40,7 @@ def head(machine: dict[str, Any] | None) -> str:
 Made by `python benchmarks/training.py` and `python benchmarks/training.py --full-size`; figures in `speed.json`.
 USB is `semilearn` 0.3.2, its CR-Match as published, on a CPU (`benchmarks/usb_on_cpu.py` says what is replaced). Each of our
 modes and USB are started and then take one step each in turns; ratios are medians over rounds, quartiles in parentheses. USB's
-seven loader
-processes augment ahead while the others have their turn, which favours USB.
+seven loader processes augment ahead while the others have their turn, which favours USB.
 {where}"""
 
 

@@ -25,16 +25,18 @@ GPU_OPERATIONS = 6e12
 """Operations per second that one GPU sustains: an assumption, such that FixMatch's 2^20 steps take two to three days."""
 GPU_STEP_SECONDS = 0.03
 """The shortest step of a GPU, whatever the network: launches and augmentation; an assumption too."""
-BYTES_PER_OUTPUT = {"wide_resnet": 4.6, "resnet18": 10.7}
-"""Kind of network -> bytes per output of a convolution and image. Wide ResNets: the measured peak of 3.5 GB after three steps
-of 1,216 images of WRN-28-2, 32x32, gaps of the kept heap included; ResNet-18 keeps activations, too."""
+BYTES_PER_OUTPUT = {"wide_resnet": 4.1, "resnet18": 10.7}
+"""Kind of network -> bytes per output of a convolution and image. Wide ResNets: measured peaks of 3.1 GB after three steps
+of 1,216 images of WRN-28-2, 32x32, and of 5.4 GB in a step of 2,304; ResNet-18 keeps activations, too."""
+KEPT_BYTES_PER_OUTPUT = {"wide_resnet": 7.7, "resnet18": 10.7}
+"""The same where activations are kept (compiled: 5.4 GB at 1,216 images; on a GPU not measured)."""
 PARTS = 20
 """Parts of a batch that are alive at once between two convolutions, with the gaps they leave: peaks of a step of 304 images
 with parts of 2, 4 and 8 MiB were 1,133, 1,206 and 1,260 MiB."""
-RECOMPUTED_BYTES_PER_OUTPUT = 28.4
-"""Bytes per output of the largest convolution and image where activations are recomputed: with four blocks in a stage
-seven such outputs are alive at once (WRN-28-2, also with 135 filters, and WRN-37-2 on 96x96)."""
-PROCESS_BYTES = 0.4e9
+RECOMPUTED_BYTES_PER_OUTPUT = 27.0
+"""Bytes per output of the largest convolution and image where activations are recomputed: the peak of 18.8 GB in a step
+of 2,304 images of 96x96 and WRN-37-2 (WRN-28-2 with 135 filters: 22)."""
+PROCESS_BYTES = 0.35e9
 """Interpreter, torch and a small data set."""
 BYTES_PER_WEIGHT = 16
 """Weight, gradient, momentum and moving average in float32."""
@@ -79,8 +81,8 @@ class Cost(NamedTuple):
     memory_bytes: float
 
 
-def estimate(spec: RunSpec, setting: Setting, recompute: bool = False) -> Cost:
-    """The cost of `spec`; of its memory also where activations are recomputed."""
+def estimate(spec: RunSpec, setting: Setting, recompute: bool = False, lean: bool = True) -> Cost:
+    """The cost of `spec`: its memory where convolutions are `lean` (CPU), and where values are recomputed by blocks."""
     layers = network_layers(spec.network, setting.channels, spec.data.image_size)
     images, work = images_per_step(spec), sum(layer.multiply_adds for layer in layers)
     pool = TRAIN_IMAGES.get(setting.data)
@@ -90,7 +92,7 @@ def estimate(spec: RunSpec, setting: Setting, recompute: bool = False) -> Cost:
         steps=steps,
         cpu_seconds=None if steps is None else steps * images * seconds_per_image(work),
         gpu_seconds=None if steps is None else steps * max(GPU_STEP_SECONDS, images * work * 6 / GPU_OPERATIONS),
-        memory_bytes=PROCESS_BYTES + _weight_bytes(layers, spec.precision) + _activation_bytes(spec, layers, recompute),
+        memory_bytes=PROCESS_BYTES + _weight_bytes(layers, spec.precision) + _activation_bytes(spec, layers, recompute, lean),
     )
 
 
@@ -98,11 +100,12 @@ def _weight_bytes(layers: list[Layer], precision: str) -> float:
     return sum(layer.weights for layer in layers) * BYTES_PER_WEIGHT * max(1.0, ACTIVATION_SIZE.get(precision, 1.0))
 
 
-def _activation_bytes(spec: RunSpec, layers: list[Layer], recompute: bool) -> float:
+def _activation_bytes(spec: RunSpec, layers: list[Layer], recompute: bool, lean: bool) -> float:
     """What the images of a step keep for the backward pass, and the parts of them that are worked on."""
     images = images_per_step(spec) * ACTIVATION_SIZE.get(spec.precision, 1.0)
     largest = max(layer.outputs for layer in layers)
-    kept = BYTES_PER_OUTPUT[spec.network.kind] * sum(layer.outputs for layer in layers)
+    per_output = (BYTES_PER_OUTPUT if lean else KEPT_BYTES_PER_OUTPUT)[spec.network.kind]
+    kept = per_output * sum(layer.outputs for layer in layers)
     recomputed = RECOMPUTED_BYTES_PER_OUTPUT * largest
     return images * (min(kept, recomputed) if recompute else kept) + PARTS * min(PART_BYTES, 4 * images * largest)
 

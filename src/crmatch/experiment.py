@@ -240,8 +240,8 @@ def run(
     # The first process goes on when all have come here, so nothing is written before all have looked.
     data, split = processes.in_turn(lambda: load_run_data(spec, setting, data_dir))
     experiment = Experiment(spec, data, split, runtime)
-    on_host = runtime.device.type == "cpu"
-    check_memory(spec, setting, free_bytes() if on_host else torch.cuda.mem_get_info(runtime.device)[0], recompute)
+    free = free_bytes() if runtime.device.type == "cpu" else torch.cuda.mem_get_info(runtime.device)[0]
+    check_memory(spec, setting, free, recompute, runtime.lean)
     with _locked(directory) if processes.leads else nullcontext():
         finished = _finished(directory, spec, resume) if processes.leads else None
         if processes.any(finished is not None) and (finished := directory.read_record()) is not None:

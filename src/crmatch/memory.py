@@ -23,9 +23,9 @@ CGROUPS = {
 what the system drops when it must."""
 
 
-def needed_bytes(spec: RunSpec, setting: Setting, recompute: bool = False) -> float:
+def needed_bytes(spec: RunSpec, setting: Setting, recompute: bool = False, lean: bool = True) -> float:
     """What training takes beyond the process and its data, which are there already: activations and weights."""
-    return estimate(spec, setting, recompute).memory_bytes - PROCESS_BYTES
+    return estimate(spec, setting, recompute, lean).memory_bytes - PROCESS_BYTES
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
@@ -33,27 +33,27 @@ def free_bytes(root: Path = Path("/")) -> int | None:
     return min([*_available(root / "proc/meminfo"), *_below_limits(root)], default=None)
 
 
-def check_memory(spec: RunSpec, setting: Setting, free: int | None, recompute: bool = False) -> None:
+def check_memory(spec: RunSpec, setting: Setting, free: int | None, recompute: bool = False, lean: bool = True) -> None:
     """Raise before the first step where the run needs more than is free, naming what would make it fit."""
-    needed = needed_bytes(spec, setting, recompute)
+    needed = needed_bytes(spec, setting, recompute, lean)
     if free is None or needed <= free:
         return
     found = f"this run needs about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free"
     if os.environ.get(IGNORE) == "1":
         logger.warning("%s; it is trained because %s=1", found, IGNORE)
         return
-    raise RequestError(f"{found}.\n{_cure(spec, setting, free, recompute)} ({IGNORE}=1 tries it all the same.)")
+    raise RequestError(f"{found}.\n{_cure(spec, setting, free, recompute, lean)} ({IGNORE}=1 tries it all the same.)")
 
 
-def _cure(spec: RunSpec, setting: Setting, free: int, recompute: bool) -> str:
+def _cure(spec: RunSpec, setting: Setting, free: int, recompute: bool, lean: bool) -> str:
     """Recomputing, which changes no result, or the largest batch of unlabeled images that fits, by halves, or what is large."""
-    if needed_bytes(spec, setting, recompute=True) <= free:
+    if needed_bytes(spec, setting, recompute=True, lean=lean) <= free:
         return "Fits: --recompute."
     size = spec.plan.unlabeled_batch_size // 2
     while size:
         smaller = replace(spec, **{"plan.unlabeled_batch_size": size})
         for recomputes in sorted({recompute, True}):
-            if needed_bytes(smaller, setting, recomputes) <= free:
+            if needed_bytes(smaller, setting, recomputes, lean) <= free:
                 return f"Fits: {'--recompute ' * (recomputes and not recompute)}--set plan.unlabeled_batch_size={size}."
         size //= 2
     return "Use smaller images (--image-size), another network (network.filters) or smaller batches (plan.*_batch_size)."

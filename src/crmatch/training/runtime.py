@@ -53,6 +53,11 @@ class Runtime:
         """Whether reading a value back costs nothing, so that every loss can be checked at once."""
         return self.device.type == "cpu"
 
+    @property
+    def lean(self) -> bool:
+        """Whether convolutions keep no activations (networks/lean_convolution.py)."""
+        return self.device.type == "cpu" and self.processes.count == 1 and self.autocast is None and not self.compile
+
 
 @cache
 def keep_freed_memory() -> None:
