@@ -6,6 +6,9 @@ import gc
 import mmap
 import os
 import random
+import sys
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -36,6 +39,27 @@ def test_blocks_do_not_overlap_and_are_reused_once_they_are_dropped() -> None:
     del block
     held.clear()
     assert own.take(64 * PAGE) is not None  # all of it is one piece again
+
+
+def test_threads_do_not_get_the_same_block() -> None:
+    own = Arena(512 * PAGE)
+
+    def work(mark: int) -> bool:
+        draws, held = random.Random(mark), deque[memoryview](maxlen=8)
+        for _ in range(300):
+            block = own.take(draws.randrange(1, 4 * PAGE))
+            assert block is not None
+            block[:] = bytes([mark]) * len(block)
+            held.append(block)
+        return all(bytes(block) == bytes([mark]) * len(block) for block in held)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(work, range(8)))
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_there_is_room_or_there_is_none() -> None:

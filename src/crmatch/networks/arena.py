@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import threading
 import weakref
 from bisect import insort
 from collections import deque
@@ -34,18 +35,21 @@ class Arena:
         """Start and length of what is free, by start."""
         self._returned: deque[tuple[int, int]] = deque()
         """Blocks whose tensors are gone, by whichever thread and at whatever moment; they are taken in by the next request."""
+        self._lock = threading.Lock()
 
     def take(self, count: int) -> memoryview | None:
         """`count` bytes until nothing refers to them any more; None if there is no room."""
-        self._take_back()
         length = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
-        for place, (start, free) in enumerate(self._free):
-            if free >= length:
-                self._free[place : place + 1] = [(start + length, free - length)] if free > length else []
-                block = memoryview(self._range)[start : start + count]
-                weakref.finalize(block, self._returned.append, (start, length)).atexit = False
-                return block
-        return None
+        with self._lock:
+            self._take_back()
+            place = next((place for place, (_, free) in enumerate(self._free) if free >= length), None)
+            if place is None:
+                return None
+            start, free = self._free[place]
+            self._free[place : place + 1] = [(start + length, free - length)] if free > length else []
+        block = memoryview(self._range)[start : start + count]
+        weakref.finalize(block, self._returned.append, (start, length)).atexit = False
+        return block
 
     def _take_back(self) -> None:
         """Returned blocks become free, joined with free neighbours."""
