@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from crmatch.networks.build import build_network
+from crmatch.networks.config import WideResNetConfig
 from crmatch.networks.fork import forked, with_pooled
 
 
@@ -41,6 +43,26 @@ def test_the_gradient_of_map_and_means(used: str) -> None:
     assert x.grad is not None
     assert torch.equal(x.grad, expected)
     assert x.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_gradients_that_others_use_are_not_changed() -> None:
+    """A sum hands the same tensor to both of its terms."""
+    x = torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last).requires_grad_()
+    other = torch.zeros_like(x).requires_grad_()
+    feature_map, means = with_pooled(x)
+    weights = torch.randn_like(x)
+    (((feature_map + other) * weights).sum() + means.sum()).backward()
+    assert other.grad is not None
+    assert x.grad is not None
+    assert torch.equal(other.grad, weights)
+    assert torch.equal(x.grad, weights + 0.25)
+
+
+def test_a_backbone_takes_any_gradient() -> None:
+    """Also one whose pixels are all the same memory."""
+    network = build_network(WideResNetConfig(filters=4, repeat=1), channels=3, image_size=16, classes=3).train()
+    network.backbone(torch.randn(8, 3, 16, 16)).sum().backward()
+    assert all(parameter.grad is not None for parameter in network.backbone.parameters())
 
 
 def test_without_gradients_values_are_the_same() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from crmatch.networks import lean_convolution
 from crmatch.networks.build import build_network
 from crmatch.networks.config import WideResNetConfig
-from crmatch.networks.lean_convolution import convolved
+from crmatch.networks.lean_convolution import activated, convolved, convolved_as_is
 from crmatch.networks.statistics import forward_apart
 
 
@@ -57,6 +57,41 @@ def test_values_gradients_and_running_statistics_are_those_of_the_three_layers(
         assert lean is not None
         assert reference is not None
         assert (lean - reference).abs().max() <= tolerance * reference.abs().max()
+
+
+@pytest.mark.parametrize("part_bytes", [2**20, 1], ids=["whole", "parts"])
+@pytest.mark.parametrize(("every", "stride", "kernel"), [(1, 1, 3), (1, 2, 3), (2, 1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_plain_convolution_is_torchs_also_where_its_input_is_taken_from_another_again(
+    part_bytes: int, every: int, stride: int, kernel: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_convolution, "PART_BYTES", part_bytes)
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 8, kernel, stride, padding=kernel // 2, bias=bias, dtype=torch.float64)
+    source = torch.randn(21, 4, 9, 9, dtype=torch.float64)
+    results = []
+    for lean in (True, False):
+        own = copy.deepcopy(layer)
+        x = source[:, :, ::every, ::every].clone().requires_grad_()
+        outputs = convolved_as_is(x, own, source, every) if lean else own(x)
+        (outputs**2).sum().backward()
+        results.append([outputs, x.grad, *(parameter.grad for parameter in own.parameters())])
+    for found, expected in zip(*results, strict=True):
+        assert torch.allclose(found, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_norm_and_activation_are_torchs_to_the_bit() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4, momentum=0.1)
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    x, weights = torch.randn(21, 4, 9, 9) * 3 + 7, torch.randn(21, 4, 9, 9)
+    results = []
+    for function in (activated, lambda x, norm, slope: F.leaky_relu(norm(x), slope)):
+        own, inputs = copy.deepcopy(norm), x.clone().requires_grad_()
+        outputs = function(inputs, own, 0.1)
+        (outputs * weights).sum().backward()
+        results.append([outputs, inputs.grad, own.weight.grad, own.bias.grad, *own.buffers()])
+    assert all(torch.equal(found, expected) for found, expected in zip(*results, strict=True))
 
 
 def test_a_batch_is_cut_where_threads_share_evenly_and_nothing_is_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Values that go two ways, and their gradients, which are added in place.
+"""Values that go two ways, and their gradients, which are added in place where they are nobody else's.
 
 Autograd would make a new tensor for the sum, and for a shortcut or pooled gradient one more of the size of the map.
 """
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 
 def forked(x: Tensor, stride: int = 1) -> tuple[Tensor, Tensor]:
-    """`x` (N, C, H, W) for the convolutions, and every `stride`-th pixel of it for the shortcut.
+    """`x` (N, C, H, W), to be convolved and nothing else, and every `stride`-th pixel of it for the shortcut.
 
     A strided 1x1 convolution is a plain one on these pixels. Written so because oneDNN's strided 1x1 kernel writes past its
     buffers in the backward pass where a channels_last input has 2 to 7 channels (torch 2.13, AVX2).
@@ -26,6 +26,8 @@ def forked(x: Tensor, stride: int = 1) -> tuple[Tensor, Tensor]:
 
 
 class _Fork(torch.autograd.Function):
+    """The first way leads into a convolution, whose gradient is a new tensor."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, stride: int) -> tuple[Tensor, Tensor]:
         ctx.stride = stride
@@ -65,8 +67,10 @@ class _WithPooled(torch.autograd.Function):
         if for_map is None:
             return None if of_each is None else of_each.expand(ctx.shape).contiguous(memory_format=torch.channels_last)
         # Heads that flatten the map give gradients in the other layout.
-        for_map = for_map.contiguous(memory_format=torch.channels_last)
-        return for_map if of_each is None else for_map.add_(of_each)
+        own = for_map.contiguous(memory_format=torch.channels_last)
+        if of_each is None:
+            return own
+        return own + of_each if own is for_map else own.add_(of_each)
 
 
 def _pooled(feature_map: Tensor) -> Tensor:

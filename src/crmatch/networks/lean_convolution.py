@@ -53,7 +53,10 @@ def convolved_as_is(x: Tensor, convolution: nn.Conv2d, source: Tensor | None = N
 
 
 def activated(x: Tensor, norm: nn.BatchNorm2d, slope: float) -> Tensor:
-    """leaky_relu(norm(x)); in training on a CPU the gradient goes back through the activation in place."""
+    """leaky_relu(norm(x)); in training on a CPU the gradient goes back through the activation in place.
+
+    So only where that gradient is nobody else's, as a fork's is.
+    """
     if not (_own_statistics(norm) and _is_lean(x)):
         return F.leaky_relu(norm(x), slope, inplace=True)
     _count_batch(norm)

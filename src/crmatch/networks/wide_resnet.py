@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from crmatch.networks.config import WideResNetConfig
@@ -64,4 +65,4 @@ class WideResNet(Recomputing):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (N, D, h, w) of normalized images (N, C, H, W)."""
-        return activated(self.chain([self.stem, *self.blocks], 1 + GROUP, images), self.norm, self.slope)
+        return F.leaky_relu(self.norm(self.chain([self.stem, *self.blocks], 1 + GROUP, images)), self.slope, inplace=True)
