@@ -60,6 +60,15 @@ def test_estimates_of_the_papers_runs_are_what_was_measured_or_a_little_more(cas
     assert max(cost.memory_bytes, case["peak_bytes"]) < (20 if case["recompute"] else 12) * GIB
 
 
+@pytest.mark.parametrize("name", ["cifar10@4", "cifar100@4", "stl10@100"])
+def test_recomputing_takes_less_than_half_of_the_memory(name: str) -> None:
+    setting = parse_setting(name)
+    spec = recipe(setting, "crmatch", "paper")
+    needed = needed_bytes(spec, setting, recompute=True)
+    assert needed < 20 * GIB
+    assert needed_bytes(spec, setting) > 2 * needed
+
+
 def test_where_no_batch_fits_the_other_switches_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(recipe(CIFAR, "crmatch", "paper"), **{"network.filters": 2000})
     with pytest.raises(RequestError, match=r"network\.filters"):

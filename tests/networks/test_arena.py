@@ -75,7 +75,8 @@ def test_there_is_room_or_there_is_none() -> None:
 
 def test_the_first_place_that_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same tensors in the same order lie at the same addresses in every step."""
-    monkeypatch.setattr(arena, "_arena", Arena(256 * arena.LEAST_BYTES))
+    own = Arena(256 * arena.LEAST_BYTES)
+    monkeypatch.setattr(arena, "_arena", lambda: own)
     row = torch.zeros(16, 32, 32)
 
     def step() -> list[int]:
@@ -102,13 +103,15 @@ def test_rows_are_channels_last_and_can_be_written(count: int, dtype: torch.dtyp
 
 
 def test_without_room_torch_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
-    for replaced in (Arena(PAGE), None):
+    small = Arena(PAGE)
+    for replaced in (lambda: small, lambda: None):
         monkeypatch.setattr(arena, "_arena", replaced)
         assert empty_rows(100, torch.zeros(16, 32, 32)).shape == (100, 16, 32, 32)
 
 
 def test_a_view_keeps_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena, "_arena", Arena(16 * arena.LEAST_BYTES))
+    own = Arena(16 * arena.LEAST_BYTES)
+    monkeypatch.setattr(arena, "_arena", lambda: own)
     rows = empty_rows(100, torch.zeros(16, 32, 32)).fill_(1)
     part = rows[3:5]
     del rows
@@ -119,6 +122,7 @@ def test_a_view_keeps_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_with_an_arena_of_all_memory_can_fork() -> None:
+    assert arena._arena() is not None
     pid = os.fork()
     if not pid:
         os._exit(0)

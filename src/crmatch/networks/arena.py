@@ -14,6 +14,7 @@ import threading
 import weakref
 from bisect import insort
 from collections import deque
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -68,7 +69,8 @@ def empty_rows(count: int, row: Tensor) -> Tensor:
     """An uninitialized channels_last tensor (count, C, h, w) for rows like `row` (C, h, w)."""
     size = (count, *row.shape)
     length = count * row.numel() * row.element_size()
-    block = _arena.take(length) if _arena and length >= LEAST_BYTES else None
+    arena = _arena() if length >= LEAST_BYTES else None
+    block = None if arena is None else arena.take(length)
     if block is None:
         return torch.empty(size, dtype=row.dtype, memory_format=torch.channels_last)
     channels, _, width = row.shape
@@ -76,7 +78,8 @@ def empty_rows(count: int, row: Tensor) -> Tensor:
     return torch.empty(0, dtype=row.dtype).set_(storage, 0, size, (row.numel(), 1, width * channels, channels))
 
 
-def _reserved() -> Arena | None:
+@cache
+def _arena() -> Arena | None:
     """As many addresses as the machine has memory; None where the system does not give them, and off Linux."""
     if sys.platform != "linux":
         return None
@@ -84,6 +87,3 @@ def _reserved() -> Arena | None:
         return Arena(os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE)
     except (OSError, ValueError):
         return None
-
-
-_arena = _reserved()

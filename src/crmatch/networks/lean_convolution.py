@@ -2,7 +2,8 @@
 
 Keeping the activated input of every convolution doubles the memory of a pre-activation network. It is a function of the norm's
 input, which is kept anyway, so the backward pass makes it again. Both passes go through the batch in parts that stay in the
-processor's cache: no activation of the whole batch is ever written, and the work between two convolutions costs half.
+processor's cache: no activation of the whole batch is ever written, and the work between two convolutions costs half. The few
+convolutions and norms of a network that stand alone are here as well, so that all their large tensors lie in the arena.
 """
 
 from __future__ import annotations
@@ -124,9 +125,7 @@ class _LeanConvolution(torch.autograd.Function):
         for rows in _parts(x):
             activated = _activated_part(x[rows], factor, offset, ctx.slope)
             wanted = [True, True, ctx.bias_size is not None]
-            inner, *for_convolution = torch.ops.aten.convolution_backward(
-                gradient[rows], activated, kernel, ctx.bias_size, ctx.stride, ctx.padding, [1, 1], False, [0, 0], 1, wanted
-            )
+            inner, *for_convolution = _convolution_gradients(ctx, gradient[rows], activated, kernel, wanted)
             torch.ops.aten.leaky_relu_backward.grad_input(inner, activated, ctx.slope, True, grad_input=for_x[rows])
             # torch's backward of evaluation mode gives just the two sums.
             _, *for_norm = torch.ops.aten.native_batch_norm_backward(
@@ -166,14 +165,11 @@ class _PlainConvolution(torch.autograd.Function):
         x, kernel = ctx.saved_tensors
         x = subsampled(x, ctx.every)
 
-        def gradients(rows: slice, wanted: list[bool]) -> tuple[Tensor, ...]:
-            made: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-                gradient[rows], x[rows], kernel, ctx.bias_size, ctx.stride, ctx.padding, [1, 1], False, [0, 0], 1, wanted
-            )
-            return made
+        def for_part(rows: slice) -> Tensor:
+            return _convolution_gradients(ctx, gradient[rows], x[rows], kernel, [True, False, False])[0]
 
-        for_x = _joined(lambda rows: gradients(rows, [True, False, False])[0], x)
-        _, for_kernel, for_bias = gradients(slice(None), [False, True, ctx.bias_size is not None])
+        wanted = [False, True, ctx.bias_size is not None]
+        for_x, (_, for_kernel, for_bias) = _joined(for_part, x), _convolution_gradients(ctx, gradient, x, kernel, wanted)
         return for_x, for_kernel, for_bias, None, None, None
 
 
@@ -198,6 +194,14 @@ class _Activated(torch.autograd.Function):
             gradient, x, scale, *ctx.running, mean, inverse_deviation, True, ctx.eps, [True, True, True]
         )
         return for_x, for_scale, for_shift, None, None
+
+
+def _convolution_gradients(ctx: Any, gradient: Tensor, x: Tensor, kernel: Tensor, wanted: list[bool]) -> tuple[Tensor, ...]:
+    """Gradients of input, kernel and bias, as far as they are `wanted`; convolutions are neither dilated nor grouped."""
+    made: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        gradient, x, kernel, ctx.bias_size, ctx.stride, ctx.padding, [1, 1], False, [0, 0], 1, wanted
+    )
+    return made
 
 
 def _joined(make: Callable[[slice], Tensor], x: Tensor) -> Tensor:

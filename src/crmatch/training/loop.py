@@ -125,6 +125,7 @@ class Training:
         total = loss.total
         torch.autograd.backward(self.scaler.scale(total))
         self.runtime.processes.average_gradients(self.network.parameters())
+        # The scaler asks an optimizer for its groups and its step only.
         self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
         # Scaled gradients may overflow: the scaler skips such a step and scales less.

@@ -6,6 +6,7 @@ costs every start more than a second and, with sympy, 70 MiB.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from crmatch.training.plan import TrainPlan
 
 
 @dataclass
-class Optimizer:
+class Optimizer(ABC):
     """What the rules share: two groups of parameters, those that decay and those that do not.
 
     Attributes:
@@ -52,8 +53,9 @@ class Optimizer:
                 states = [self.state.setdefault(number, {}) for number in numbers]
                 self._move(parameters, gradients, states, group["weight_decay"])
 
+    @abstractmethod
     def _move(self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]], decay: float) -> None:
-        raise NotImplementedError
+        """Move `parameters` of one group; the state of one that never moved is empty."""
 
 
 @dataclass
