@@ -18,12 +18,13 @@ import math
 import statistics
 from pathlib import Path
 
-from crmatch.config import RunSpec, differences, replace
 from crmatch.data.settings import Setting, parse_setting
-from crmatch.grid import parse_splits
 from crmatch.methods import METHODS, Preset
-from crmatch.recipes import recipe
-from crmatch.results import RunRecord, run_directory
+from crmatch.paper.grid import parse_splits
+from crmatch.runs.directory import run_directory
+from crmatch.runs.record import RunRecord
+from crmatch.spec.recipes import recipe
+from crmatch.spec.run_spec import RunSpec, differences, replace
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 AVERAGES = (
@@ -85,7 +86,7 @@ def spec_of(setting: Setting, method: str) -> RunSpec:
 
 
 def train(plan: Plan, out: Path, data_dir: Path | None) -> None:
-    from crmatch.experiment import run
+    from crmatch.runs.run import run
 
     for setting, methods in plan.items():
         parsed = parse_setting(setting, data_dir)

@@ -29,7 +29,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 from turns import take_turns, timed, times_faster
 
-from crmatch.augment.geometry import crop_and_mirror
+from crmatch.augment.kernels.geometry import crop_and_mirror
 from crmatch.augment.operations import OPERATION_NAMES
 from crmatch.augment.randaugment import Draws, RandAugment
 from crmatch.training.runtime import keep_freed_memory

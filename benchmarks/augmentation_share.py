@@ -16,8 +16,8 @@ from pathlib import Path
 from turns import take_turns, timed
 
 from crmatch.data.settings import parse_setting
-from crmatch.experiment import Experiment, load_run_data
-from crmatch.recipes import recipe
+from crmatch.runs.experiment import Experiment, load_run_data
+from crmatch.spec.recipes import recipe
 from crmatch.training.runtime import choose_runtime
 from training import noise
 

@@ -90,8 +90,8 @@ def bare_part(folder: str, share: str) -> None:
 
 def load_part(folder: str, cache: str, size: str) -> None:
     """Scan and load, then touch every pixel."""
-    from crmatch.data.folder import load_folder, scan_folder
-    from crmatch.data.preflight import preflight
+    from crmatch.data.folder.preflight import preflight
+    from crmatch.data.folder.scan import load_folder, scan_folder
 
     import torch  # isort: skip
 

@@ -54,10 +54,10 @@ def measure(folder: Path, name: str) -> None:
     """Train a few steps on one set and print seconds per step and memory (the child's part)."""
     import time
 
-    from crmatch.config import replace
     from crmatch.data.settings import parse_setting
-    from crmatch.experiment import Experiment, load_run_data
-    from crmatch.recipes import recipe
+    from crmatch.runs.experiment import Experiment, load_run_data
+    from crmatch.spec.recipes import recipe
+    from crmatch.spec.run_spec import replace
     from crmatch.training.runtime import choose_runtime
 
     setting = parse_setting(f"{name}@25", folder)

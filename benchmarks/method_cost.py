@@ -22,9 +22,9 @@ from typing import Any
 
 from accuracy import spec_of
 
-from crmatch.config import RunSpec, replace
 from crmatch.data.settings import parse_setting
-from crmatch.recipes import recipe
+from crmatch.spec.recipes import recipe
+from crmatch.spec.run_spec import RunSpec, replace
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 SETTING = "digits@4"
@@ -34,7 +34,7 @@ KIBI = 1024
 
 def start(spec: RunSpec) -> Any:
     """The run of `spec` in its last quarter, where methods with stages have all their terms."""
-    from crmatch.experiment import Experiment, load_run_data
+    from crmatch.runs.experiment import Experiment, load_run_data
     from crmatch.training.runtime import choose_runtime
 
     training = Experiment(spec, *load_run_data(spec, parse_setting(SETTING)), choose_runtime("cpu")).training()

@@ -20,11 +20,11 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from crmatch.files import checksum
-from crmatch.inference import Model, build_model
+from crmatch.atomic_files import checksum
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NETWORKS, WideResNetConfig
-from crmatch.prediction import BATCH, predict_files
+from crmatch.predict.model import Model, build_model
+from crmatch.predict.picture_files import BATCH, predict_files
 from crmatch.training.runtime import choose_runtime
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"

@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from crmatch.config import parse_assignments
+from crmatch.atomic_files import read_json, write_json
 from crmatch.data.packed import packed_path, write_packed
 from crmatch.errors import RequestError
-from crmatch.files import read_json, write_json
-from crmatch.grid import Grid, Scale, find_suite, make_grid, parse_splits
-from crmatch.report.table_formats import to_markdown
-from crmatch.report.tables import analysis_file, fill, records_in, runs_in
+from crmatch.paper.formats import to_markdown
+from crmatch.paper.grid import Grid, Overrides, find_table, make_grid, parse_splits
+from crmatch.paper.results import analysis_file, fill, records_in, runs_in
+from crmatch.spec.run_spec import parse_assignments
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDS = DOCS / "results" / "records"
@@ -53,12 +53,12 @@ def grid_of(arguments: str) -> Grid:
     given = parser.parse_args(shlex.split(arguments))
     changes: dict[str, Any] = parse_assignments(given.set)
     splits = parse_splits(given.splits) if given.splits else None
-    scale = Scale(given.setting, given.recipe, given.steps, splits, changes, given.claims)
+    scale = Overrides(given.setting, given.recipe, given.steps, splits, changes, given.claims)
     name = (given.setting or "").partition("@")[0]
     with TemporaryDirectory() as directory:
         if name in STORED:
             write_packed(packed_path(name, Path(directory)), {"train_images": np.zeros((1, *STORED[name]), np.uint8)})
-        return make_grid(find_suite(given.name), scale, Path(directory) if name in STORED else None)
+        return make_grid(find_table(given.name), scale, Path(directory) if name in STORED else None)
 
 
 def collect(grid: Grid, out: Path) -> int:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from crmatch.beliefs import read_run, suggest
-from crmatch.config import replace
 from crmatch.data.settings import parse_setting
-from crmatch.experiment import run
+from crmatch.predict.label_suggestions import read_run, suggest
 from crmatch.randomness import generator
-from crmatch.recipes import recipe, setting_of
-from crmatch.results import run_directory
+from crmatch.runs.directory import run_directory
+from crmatch.runs.run import run
+from crmatch.spec.recipes import recipe, setting_of
+from crmatch.spec.run_spec import replace
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 RECORDS = RESULTS / "records" / "suggest"

@@ -65,10 +65,10 @@ def noise(folder: Path, count: int = SET_SIZE, side: int = 32, classes: int = CL
 
 def ours(data: Path, labeled_batch: int, compiled: bool = False, **changes: Any) -> Any:
     """Our run by the recipe `usb` on the images of `data`, ready for its first step."""
-    from crmatch.config import replace
     from crmatch.data.settings import parse_setting
-    from crmatch.experiment import Experiment, load_run_data
-    from crmatch.recipes import recipe
+    from crmatch.runs.experiment import Experiment, load_run_data
+    from crmatch.spec.recipes import recipe
+    from crmatch.spec.run_spec import replace
     from crmatch.training.runtime import choose_runtime
 
     setting = parse_setting("noise@4", data.parent)
@@ -300,8 +300,8 @@ def full_size(setting_name: str, recompute: bool) -> dict[str, Any]:
     from crmatch.data.images import DataSet, ImageSet
     from crmatch.data.settings import parse_setting
     from crmatch.data.splits import make_split
-    from crmatch.experiment import Experiment
-    from crmatch.recipes import recipe
+    from crmatch.runs.experiment import Experiment
+    from crmatch.spec.recipes import recipe
     from crmatch.training.runtime import choose_runtime
 
     setting = parse_setting(setting_name)
@@ -380,7 +380,7 @@ def compare(usb: str, rounds: int) -> dict[str, Any]:
                     "u.import_torchvision(); sys.meta_path.insert(0, u.UnusedPackages()); import semilearn",
                 ),
                 "crmatch": import_seconds(sys.executable, "import crmatch"),
-                "crmatch with its loop": import_seconds(sys.executable, "import crmatch.experiment"),
+                "crmatch with its loop": import_seconds(sys.executable, "import crmatch.runs.experiment"),
                 "crmatch --help": import_seconds(
                     sys.executable, "from crmatch.__main__ import main; import sys; sys.argv = ['crmatch', '--help']; main()"
                 ),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from crmatch.analysis.curves import summarize
-from crmatch.results import RunRecord
+from crmatch.runs.record import RunRecord
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 SETTING, SPLITS, PROCESSES = "digits@4", (1, 2, 3), 2

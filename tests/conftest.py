@@ -29,8 +29,8 @@ def crmatch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     """Run a command in this process: exit code, stdout and stderr."""
     import signal
 
-    from crmatch import cli
-    from crmatch.stopping import SIGNALS
+    from crmatch.cli import app as cli
+    from crmatch.runs.signals import SIGNALS
 
     def call(*arguments: object) -> Outcome:
         monkeypatch.setattr("sys.argv", ["crmatch", *map(str, arguments)])
@@ -93,9 +93,9 @@ TINY = {
 
 def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2", **changes: Any) -> Any:
     """A run of seconds: 20 steps of a four-filter network on `stripes`."""
-    from crmatch.config import replace
     from crmatch.data.settings import parse_setting
-    from crmatch.recipes import recipe
+    from crmatch.spec.recipes import recipe
+    from crmatch.spec.run_spec import replace
 
     extra = {"method.rotation_images": 4} if method == "crmatch" else {}
     return replace(recipe(parse_setting(setting, data_dir), method, "quick"), **{**TINY, **extra, **changes})
@@ -103,8 +103,8 @@ def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2
 
 def training_of(spec: Any, data_dir: Path, **machine: Any) -> Any:
     """The run of `spec` at its beginning, on a machine with these options."""
-    from crmatch.experiment import Experiment, load_run_data
-    from crmatch.recipes import setting_of
+    from crmatch.runs.experiment import Experiment, load_run_data
+    from crmatch.spec.recipes import setting_of
     from crmatch.training.runtime import choose_runtime
 
     data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
@@ -129,9 +129,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run on digits@4."""
-    from crmatch.experiment import run
-    from crmatch.recipes import setting_of
-    from crmatch.results import run_directory
+    from crmatch.runs.directory import run_directory
+    from crmatch.runs.run import run
+    from crmatch.spec.recipes import setting_of
 
     out = tmp_path_factory.mktemp("runs")
     spec = tiny_spec(out, setting="digits@4", **{"network.filters": 8, "plan.evaluate_every": 20})

@@ -12,9 +12,9 @@ HOSTILE_NAMES = ("<script>alert(1)</script>", 'salt & "pepper" \'n', "Größe $x
 
 def train_tiny(out: Path, data_dir: Path, method: str = "crmatch", **changes: Any) -> Path:
     """Train 20 steps on stripes; returns the run's directory."""
-    from crmatch.experiment import run
-    from crmatch.recipes import setting_of
-    from crmatch.results import run_directory
+    from crmatch.runs.directory import run_directory
+    from crmatch.runs.run import run
+    from crmatch.spec.recipes import setting_of
 
     spec = tiny_spec(data_dir, method, **changes)
     run(spec, out, data_dir=data_dir, device="cpu")

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import confusion_matrix
 
 from crmatch.evaluation import measure, pseudo_label_counts, pseudo_label_quality
-from crmatch.results import Errors
+from crmatch.runs.record import Errors
 
 
 def test_error_and_confusion_equal_scikit_learns() -> None:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from conftest import tiny_spec, training_of
-from crmatch.config import NUMERICS
 from crmatch.methods import METHODS
+from crmatch.spec.run_spec import NUMERICS
 
 FOLDER = Path(__file__).parent / "golden"
 POLICIES = ("randaugment", "ctaugment")

@@ -11,13 +11,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "CRMatchClassifier": "crmatch.estimator",
-    "RunRecord": "crmatch.results",
-    "RunSpec": "crmatch.config",
-    "load": "crmatch.inference",
-    "recipe": "crmatch.recipes",
-    "replace": "crmatch.config",
-    "run": "crmatch.experiment",
+    "CRMatchClassifier": "crmatch.estimator.classifier",
+    "RunRecord": "crmatch.runs.record",
+    "RunSpec": "crmatch.spec.run_spec",
+    "load": "crmatch.predict.model",
+    "recipe": "crmatch.spec.recipes",
+    "replace": "crmatch.spec.run_spec",
+    "run": "crmatch.runs.run",
 }
 __all__ = ["__version__", *_PUBLIC]
 

@@ -55,7 +55,7 @@ class LostProcessError(CRMatchError, RuntimeError):
     exit_code = 75
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> RequestError:
+def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> RequestError:
     """The error for an unknown name, with the nearest known one and the whole list."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crmatch.augment.normalize import Normalizer
-from crmatch.networks.outputs import Network
+from crmatch.augment.batches import Normalizer
+from crmatch.networks.network import Network
 
 BATCH = 512
 

@@ -12,8 +12,8 @@ from conftest import Outcome
 from crmatch.analysis import toy
 from crmatch.analysis.curves import class_spread, find_runs, read_record, summarize, threshold_curve
 from crmatch.analysis.embedding import embed
-from crmatch.config import replace
 from crmatch.errors import CRMatchError, DataError, RequestError
+from crmatch.spec.run_spec import replace
 from finished import stripes_in, train_tiny
 
 Command = Callable[..., Outcome]

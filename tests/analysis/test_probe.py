@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 
 from conftest import Outcome
-from crmatch.analysis import svm
-from crmatch.analysis.probe import STRONG_AGAINST_WEAK, Task, _unchanged, probe, probe_task, training_images
-from crmatch.analysis.transformations import TRANSFORMATIONS
+from crmatch.analysis import probe as svm
+from crmatch.analysis.probe import STRONG_AGAINST_WEAK, TRANSFORMATIONS, Task, _unchanged, probe, probe_task, training_images
 
 Command = Callable[..., Outcome]
 

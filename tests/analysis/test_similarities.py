@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import Outcome
-from crmatch.analysis.runs import draws, open_run, pooled_features
+from crmatch.analysis.finished_run import draws, open_run, pooled_features
 from crmatch.analysis.similarities import compare
 
 Command = Callable[..., Outcome]

@@ -11,10 +11,10 @@ import torch
 from sample_images import sample_images
 
 from crmatch.augment.ctaugment import CTAugment
-from crmatch.augment.geometry import crop_and_mirror
-from crmatch.augment.jitter import ColorJitter
+from crmatch.augment.kernels.geometry import crop_and_mirror
 from crmatch.augment.randaugment import RandAugment
 from crmatch.augment.variants import VARIANTS
+from crmatch.augment.weak import ColorJitter
 
 
 @pytest.fixture(params=[1, 3])

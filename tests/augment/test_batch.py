@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from conftest import tiny_spec, training_of
-from crmatch.augment.batch import BatchMaker
-from crmatch.augment.normalize import Normalizer
+from crmatch.augment.batches import BatchMaker, Normalizer
 from crmatch.augment.views import View
 
 PLAIN = View("plain", "unlabeled", "none")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sample_images import from_pillow, sample_images, to_pillow
 
-from crmatch.augment.jitter import ColorJitter
 from crmatch.augment.operations import OPERATION_NAMES
+from crmatch.augment.weak import ColorJitter
 from reference import pillow_pipeline
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_images import sample_images
 
-from crmatch.augment.geometry import crop_and_mirror
+from crmatch.augment.kernels.geometry import crop_and_mirror
 from reference import pillow_pipeline
 
 

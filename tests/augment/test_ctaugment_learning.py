@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from conftest import SHARED_DATA
-from crmatch.config import replace
 from crmatch.data.settings import parse_setting
-from crmatch.experiment import run
-from crmatch.recipes import recipe
+from crmatch.runs.run import run
+from crmatch.spec.recipes import recipe
+from crmatch.spec.run_spec import replace
 
 CENTERED = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 STEPS = 300

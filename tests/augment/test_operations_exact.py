@@ -9,8 +9,7 @@ import pytest
 import torch
 from sample_images import from_pillow, sample_images, to_pillow
 
-from crmatch.augment.families import FAMILIES
-from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_operation, apply_sequence
+from crmatch.augment.operations import FAMILIES, OPERATION_NAMES, OPERATIONS, apply_operation, apply_sequence
 from crmatch.augment.variants import RANDAUGMENT_OPERATIONS
 from reference import pillow_pipeline
 

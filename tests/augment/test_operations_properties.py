@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_images import sample_images
 
-from crmatch.augment.cutout import cut_out_
+from crmatch.augment.kernels.cutout import cut_out_
 from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_operation, apply_sequence, check_images
 
 NEUTRAL = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from crmatch.augment.jitter import ColorJitter
 from crmatch.augment.operations import apply_operation
-from crmatch.augment.weak import WeakAugmentation, weak_views
+from crmatch.augment.weak import ColorJitter, WeakAugmentation, weak_views
 
 IMAGES = torch.randint(50, 256, (16, 3, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 PLAIN = WeakAugmentation(3, True)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from crmatch.config import RunSpec
 from crmatch.data.settings import parse_setting
-from crmatch.recipes import setting_of
-from crmatch.results import RunDirectory, run_directory
+from crmatch.runs.directory import RunDirectory, run_directory
+from crmatch.spec.recipes import setting_of
+from crmatch.spec.run_spec import RunSpec
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "src"
@@ -41,8 +41,8 @@ def write_stripes(data_dir: Path) -> Path:
 
 def tiny_spec(data_dir: Path, method: str) -> RunSpec:
     """A run of a second or two in which every term is active and CTAugment learns."""
-    from crmatch.config import replace
-    from crmatch.recipes import recipe
+    from crmatch.spec.recipes import recipe
+    from crmatch.spec.run_spec import replace
 
     keys: dict[str, Any] = {
         "network.filters": 4, "network.repeat": 1, "plan.steps": STEPS, "plan.labeled_batch_size": 6,
@@ -152,7 +152,7 @@ class Lab:
         if method not in self._straight:
             spec, out = tiny_spec(self.data_dir, method), self.folder / "straight"
             began = time.perf_counter()
-            assert self.forks.finish(spec, out, self.data_dir) == 0
+            assert self.forks.train_all(spec, out, self.data_dir) == 0
             self._straight[method] = result_of(self._directory(spec, out)), time.perf_counter() - began
         return self._straight[method]
 
@@ -169,7 +169,7 @@ class Lab:
             if code == KILLED:
                 found.append(check_after_kill(self._directory(spec, out)))
         assert code in (KILLED, 0)
-        assert self.forks.finish(spec, out, self.data_dir) == 0
+        assert self.forks.train_all(spec, out, self.data_dir) == 0
         assert result_of(self._directory(spec, out)) == expected, f"{method} after {len(found)} kills"
         return found
 
@@ -179,8 +179,8 @@ class Lab:
         spec, out = tiny_spec(self.data_dir, method), self._next_out()
         steps = sorted(self.random.sample(range(1, STEPS), resumes))
         for before, step in zip([0, *steps], steps, strict=False):
-            assert self.forks.finish(spec, out, self.data_dir, stop_after=step - before) == 75
-        assert self.forks.finish(spec, out, self.data_dir) == 0
+            assert self.forks.train_all(spec, out, self.data_dir, stop_after=step - before) == 75
+        assert self.forks.train_all(spec, out, self.data_dir) == 0
         assert result_of(self._directory(spec, out)) == expected, f"{method} stopped at {steps}"
         return steps
 

@@ -17,9 +17,9 @@ from typing import Any
 
 def train(order: dict[str, Any]) -> int:
     """What a child does; its exit code is the command's."""
-    from crmatch.config import parse_spec
     from crmatch.errors import CRMatchError, StoppedError
-    from crmatch.experiment import run
+    from crmatch.runs.run import run
+    from crmatch.spec.run_spec import parse_spec
 
     remaining = iter([False] * order["stop_after"]) if order["stop_after"] is not None else None
     stop = (lambda: next(remaining, True)) if remaining is not None else lambda: False
@@ -36,7 +36,7 @@ def serve() -> None:
     """Answer orders until stdin ends."""
     import torch
 
-    import crmatch.experiment  # noqa: F401
+    import crmatch.runs.experiment  # noqa: F401
 
     torch.set_num_threads(1)
     for text in sys.stdin:

@@ -32,8 +32,8 @@ def test_the_second_process_on_a_run_is_refused_and_the_first_goes_on(lab: Lab, 
 
     from crashes import result_of, tiny_spec
 
-    from crmatch.recipes import setting_of
-    from crmatch.results import run_directory
+    from crmatch.runs.directory import run_directory
+    from crmatch.spec.recipes import setting_of
 
     expected, _ = lab.straight("crmatch")
     spec = tiny_spec(lab.data_dir, "crmatch")
@@ -43,6 +43,6 @@ def test_the_second_process_on_a_run_is_refused_and_the_first_goes_on(lab: Lab, 
         if directory.metrics.exists() and directory.metrics.stat().st_size:
             break
         time.sleep(0.01)
-    assert lab.forks.finish(spec, tmp_path, lab.data_dir) == 4
+    assert lab.forks.train_all(spec, tmp_path, lab.data_dir) == 4
     assert lab.forks.wait(first) == 0
     assert result_of(directory) == expected

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crmatch.data.sampling import batch_positions
+from crmatch.data.splits import batch_positions
 
 
 @given(size=st.integers(1, 50), batch=st.integers(1, 70), seed=st.integers(0, 5), steps=st.integers(1, 6))

@@ -9,9 +9,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from conftest import SHARED_DATA, write_packed
-from crmatch.data.digits import _read_table
 from crmatch.data.images import ImageSet, resize
-from crmatch.data.sets import load_data
+from crmatch.data.load import _read_table, load_data
 from crmatch.data.settings import parse_setting
 from crmatch.errors import DataError, RequestError
 

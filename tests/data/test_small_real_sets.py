@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from conftest import SHARED_DATA
-from crmatch.config import replace
 from crmatch.data.settings import parse_setting
-from crmatch.experiment import run
-from crmatch.recipes import recipe
+from crmatch.runs.run import run
+from crmatch.spec.recipes import recipe
+from crmatch.spec.run_spec import replace
 
 
 @pytest.mark.slow

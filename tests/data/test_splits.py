@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from crmatch.data.digits import read_digits
 from crmatch.data.images import DataSet, ImageSet
+from crmatch.data.load import read_digits
 from crmatch.data.splits import Split, describe_split, keep_split, make_split, proportional_counts
 from crmatch.errors import DataError, RequestError
 

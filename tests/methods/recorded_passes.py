@@ -17,7 +17,7 @@ from crmatch.augment.views import Batch
 from crmatch.methods.base import LossTerms, Models, Step
 from crmatch.networks.build import build_network
 from crmatch.networks.config import WideResNetConfig
-from crmatch.networks.outputs import Network, NetworkShape, Outputs
+from crmatch.networks.network import Network, NetworkShape, Outputs
 from crmatch.randomness import generator
 
 CLASSES, CHANNELS, SIDE = 4, 2, 8  # 1 / CLASSES is exact in single precision too: memories begin there

@@ -28,8 +28,8 @@ from torch import nn
 from crmatch.augment.views import Batch
 from crmatch.data.settings import parse_setting
 from crmatch.methods import CRMatch
-from crmatch.networks.outputs import Network, NetworkShape
-from crmatch.recipes import recipe
+from crmatch.networks.network import Network, NetworkShape
+from crmatch.spec.recipes import recipe
 from reference import crmatch_formulas as reference
 
 

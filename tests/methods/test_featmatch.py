@@ -12,15 +12,15 @@ import torch
 from conftest import tiny_spec, training_of
 from crmatch.augment.views import Batch
 from crmatch.data.settings import parse_setting
-from crmatch.experiment import run
-from crmatch.inference import load
 from crmatch.methods import FeatMatch
 from crmatch.methods.base import Models, Step
 from crmatch.methods.mixup import draw_mixing
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NETWORKS, WideResNetConfig
-from crmatch.recipes import recipe
-from crmatch.results import run_directory
+from crmatch.predict.model import load
+from crmatch.runs.directory import run_directory
+from crmatch.runs.run import run
+from crmatch.spec.recipes import recipe
 from reference import featmatch_formulas as reference
 
 WARM = Step(3, 1000, lambda stream: torch.Generator().manual_seed(5))
@@ -202,7 +202,7 @@ def test_evaluation_and_the_saved_model_use_the_refined_features(stripes: Path, 
     record = run(spec, tmp_path, data_dir=stripes)
     directory = run_directory(tmp_path, spec, parse_setting(spec.setting, stripes))
     model = load(directory.path)
-    from crmatch.data.sets import load_data
+    from crmatch.data.load import load_data
     from crmatch.evaluation import measure
 
     test = load_data("stripes", stripes, spec.data.image_size).test

@@ -11,7 +11,7 @@ from torch import nn
 from crmatch.augment.views import Batch, View
 from crmatch.methods import FixMatch
 from crmatch.methods.base import Models, Step
-from crmatch.methods.masks import above
+from crmatch.methods.confidence import above
 from crmatch.networks.build import build_network
 from crmatch.networks.config import WideResNetConfig
 from reference import crmatch_formulas as reference

@@ -15,7 +15,7 @@ from crmatch.methods import LabelPropagation
 from crmatch.methods.base import Models, Step
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NETWORKS, WideResNetConfig
-from crmatch.recipes import recipe
+from crmatch.spec.recipes import recipe
 from reference import label_propagation as reference
 
 LATE = Step(9, 10, lambda stream: torch.Generator())
@@ -152,7 +152,7 @@ def test_one_full_size_step_on_84_pixel_images() -> None:
 
 @pytest.mark.slow
 def test_it_beats_the_labels_alone_on_digits(tmp_path: Path) -> None:
-    from crmatch.experiment import run
+    from crmatch.runs.run import run
 
     record = run(recipe(parse_setting("digits@4"), "label_propagation", "quick"), tmp_path)
     assert record.error is not None

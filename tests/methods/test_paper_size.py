@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from conftest import training_of, write_packed
-from crmatch.config import replace
 from crmatch.data.settings import parse_setting
 from crmatch.methods import METHODS
-from crmatch.recipes import recipe
+from crmatch.spec.recipes import recipe
+from crmatch.spec.run_spec import replace
 
 FULL_RATIO = {"crmatch", "fixmatch", "uda", "flexmatch", "freematch", "softmatch", "adamatch", "supervised"}
 OLDER = {"mean_teacher", "pi_model", "pseudo_label", "vat", "ict", "mixmatch", "remixmatch"}

@@ -18,7 +18,7 @@ from crmatch.methods.mixup import draw_mixing
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NETWORKS, WideResNetConfig
 from crmatch.networks.dropout import dropout_from
-from crmatch.recipes import recipe
+from crmatch.spec.recipes import recipe
 from reference import plcb_formulas as reference
 
 WARM = Step(0, 10, lambda stream: torch.Generator().manual_seed(5))
@@ -177,7 +177,7 @@ def test_one_full_size_step_on_84_pixel_images() -> None:
 
 @pytest.mark.slow
 def test_it_beats_the_labels_alone_on_digits(tmp_path: Path) -> None:
-    from crmatch.experiment import run
+    from crmatch.runs.run import run
 
     record = run(recipe(parse_setting("digits@4"), "plcb", "quick"), tmp_path)
     assert record.error is not None

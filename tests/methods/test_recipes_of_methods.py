@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from crmatch.config import flatten
 from crmatch.data.settings import parse_setting
 from crmatch.methods import METHODS
-from crmatch.recipes import RECIPES, recipe
+from crmatch.spec.recipes import RECIPES, recipe
+from crmatch.spec.run_spec import flatten
 
 ADAM = {
     "plan.optimizer": "adam",

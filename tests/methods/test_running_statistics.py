@@ -22,7 +22,7 @@ from recorded_passes import (
 
 from crmatch.methods import METHODS, build_method
 from crmatch.methods.base import Models
-from crmatch.networks.statistics import forward_apart
+from crmatch.networks.batch_norm import forward_without_bn_update
 
 SMALL = {"remixmatch": {"strong_views": 2}, "featmatch": {"strong_views": 2}, "crmatch": {"rotation_weight": 0}}
 DECLARED = {
@@ -116,7 +116,7 @@ def test_a_pass_apart_uses_batch_statistics_and_leaves_no_trace(training):
     network, images = make_models(method).student.train(training), make_batch(method).views["labeled"]
     expected = copy.deepcopy(network).train()(images)
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    found = forward_apart(network, images)
+    found = forward_without_bn_update(network, images)
     assert same(found.logits.detach(), expected.logits.detach())
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
     assert network.training == training
@@ -125,7 +125,7 @@ def test_a_pass_apart_uses_batch_statistics_and_leaves_no_trace(training):
 def test_a_pass_apart_that_fails_leaves_the_network_as_it_was():
     network = make_models(make("supervised")).student.eval()
     with pytest.raises(RuntimeError):
-        forward_apart(network, torch.zeros(2, 5, 8, 8, dtype=torch.float64))
+        forward_without_bn_update(network, torch.zeros(2, 5, 8, 8, dtype=torch.float64))
     assert not network.training
     assert all(module.track_running_stats for module in network.modules() if isinstance(module, NORMS))
 
@@ -135,6 +135,6 @@ def test_the_record_itself_sees_a_pass_that_moves_statistics():
     passes = record_passes(Models(network, make_models(make("supervised")).teacher))
     images = make_batch(make("supervised")).views["labeled"]
     network(images)
-    forward_apart(network, images)
+    forward_without_bn_update(network, images)
     network.eval()(images)
     assert [(record.moved, record.training) for record in passes] == [(True, True), (False, True), (False, False)]

@@ -11,9 +11,9 @@ from pydantic import Field
 from conftest import tiny_spec
 from crmatch.augment.views import View
 from crmatch.errors import StoppedError
-from crmatch.experiment import run
 from crmatch.methods import METHODS
 from crmatch.methods.base import LossTerms, Method
+from crmatch.runs.run import run
 
 
 class ToyMethod(Method):

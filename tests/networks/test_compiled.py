@@ -13,12 +13,12 @@ from torch import nn
 
 from conftest import tiny_spec, training_of
 from crmatch.data.settings import parse_setting
+from crmatch.distributed.process_group import ProcessGroup
 from crmatch.errors import StoppedError
-from crmatch.experiment import run
-from crmatch.networks.compiled import Compiler
-from crmatch.processes import Processes
-from crmatch.results import run_directory
+from crmatch.runs.directory import run_directory
+from crmatch.runs.run import run
 from crmatch.training.checkpoint import load_checkpoint
+from crmatch.training.runtime import Compiler
 
 SMALL = {"network.repeat": 1}
 
@@ -88,7 +88,7 @@ def test_where_the_compiler_fails_one_line_says_why_and_training_is_that_of_an_e
 
 def test_processes_that_share_a_run_do_not_compile(caplog: pytest.LogCaptureFixture) -> None:
     network = nn.Module()
-    network.processes = Processes(0, 2)  # type: ignore[assignment]
+    network.processes = ProcessGroup(0, 2)  # type: ignore[assignment]
     compiler = Compiler()
     compiler.compile(network)  # type: ignore[arg-type]
     assert "exchanges batch statistics with other processes" in caplog.text

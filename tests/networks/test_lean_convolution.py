@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from crmatch.networks import lean_convolution
+from crmatch.networks.batch_norm import forward_without_bn_update
 from crmatch.networks.build import build_network
 from crmatch.networks.config import WideResNetConfig
-from crmatch.networks.lean_convolution import activated, convolved, convolved_as_is
-from crmatch.networks.statistics import forward_apart
+from crmatch.networks.low_memory import norm_act_conv as lean_convolution
+from crmatch.networks.low_memory.norm_act_conv import activated, convolved, convolved_as_is
 
 
 def plain(x: Tensor, norm: nn.BatchNorm2d, slope: float, convolution: nn.Conv2d, carried: Tensor | None) -> Tensor:
@@ -103,7 +103,7 @@ def test_a_batch_is_cut_where_threads_share_evenly_and_nothing_is_left_out() -> 
 def test_passes_that_leave_running_statistics_alone_do_so_here_too() -> None:
     network = build_network(WideResNetConfig(filters=4, repeat=1), channels=3, image_size=8, classes=3)
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    forward_apart(network, torch.randn(4, 3, 8, 8)).logits.sum().backward()
+    forward_without_bn_update(network, torch.randn(4, 3, 8, 8)).logits.sum().backward()
     assert all(torch.equal(before[name], buffer) for name, buffer in network.named_buffers())
     network.train()(torch.randn(4, 3, 8, 8))
     assert not any(torch.equal(before[name], buffer) for name, buffer in network.named_buffers())

@@ -11,7 +11,7 @@ from crmatch.methods import build_method
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NETWORKS, ResNet18Config, WideResNetConfig
 from crmatch.networks.ema import MovingAverage
-from crmatch.networks.outputs import Network, forward_together
+from crmatch.networks.network import Network, forward_together
 
 
 def count(module: nn.Module) -> int:

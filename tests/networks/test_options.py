@@ -10,8 +10,8 @@ import torch
 from crmatch.networks.build import build_network
 from crmatch.networks.config import ResNet18Config, WideResNetConfig
 from crmatch.networks.dropout import Dropout, dropout_from
-from crmatch.networks.outputs import Network
-from crmatch.networks.weight_norm import NormedConv2d, NormedLinear
+from crmatch.networks.network import Network
+from crmatch.networks.resnet import NormedConv2d, NormedLinear
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

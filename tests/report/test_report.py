@@ -15,13 +15,12 @@ from PIL import Image
 
 from conftest import Outcome, Trained
 from crmatch.analysis.curves import read_record
-from crmatch.analysis.predictions import confident_mistakes, least_certain, reliability
+from crmatch.analysis.finished_run import confident_mistakes, least_certain, reliability
 from crmatch.data.settings import parse_setting
 from crmatch.evaluation import measure
-from crmatch.recipes import recipe
 from crmatch.report.charts import Series, line_chart, round_marks
-from crmatch.report.page import find_baseline
-from crmatch.report.run_view import spec_rows
+from crmatch.report.page import find_baseline, spec_rows
+from crmatch.spec.recipes import recipe
 from finished import HOSTILE_NAMES, stripes_in, train_tiny
 
 Command = Callable[..., Outcome]
@@ -153,7 +152,7 @@ def test_keys_unlike_the_papers_recipe_are_marked() -> None:
 def test_the_command_of_a_run_makes_its_spec(crmatch: Command, trained: Trained) -> None:
     import shlex
 
-    from crmatch.recipes import setting_of, train_command
+    from crmatch.spec.recipes import setting_of, train_command
 
     spec = read_record(trained.run).spec
     words = shlex.split(train_command(spec, setting_of(spec, trained.data_dir)))

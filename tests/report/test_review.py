@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from conftest import TINY, Outcome, tiny_spec
-from crmatch.beliefs import Beliefs, ReviewedRun, read_run, suggest
 from crmatch.data.images import ImageSet
 from crmatch.data.splits import Split
-from crmatch.inference import load
+from crmatch.predict.label_suggestions import Beliefs, ReviewedRun, read_run, suggest
+from crmatch.predict.model import load
 from crmatch.report.review import write_review
 
 Command = Callable[..., Outcome]
@@ -146,10 +146,10 @@ def many(count: int, class_names: tuple[str, ...]) -> ReviewedRun:
     train = ImageSet(images, torch.full((count,), -1), class_names)
     beliefs = Beliefs(torch.arange(count), probabilities, *torch.rand(2, count), torch.rand(count, 4), torch.rand(2, 4))
 
-    class Named:
+    class SkippedFile:
         pass
 
-    model: Any = Named()
+    model: Any = SkippedFile()
     model.class_names = class_names
     spec = tiny_spec(Path(), setting="digits@4")
     split = Split(torch.tensor([], dtype=torch.int64), torch.arange(count))

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from conftest import tiny_spec, training_of
-from crmatch.collapse import LOOKS, CollapseWatch
 from crmatch.errors import DivergedError
-from crmatch.experiment import run
-from crmatch.recipes import setting_of
-from crmatch.results import run_directory
+from crmatch.runs.directory import run_directory
+from crmatch.runs.run import run
+from crmatch.spec.recipes import setting_of
 from crmatch.training.checkpoint import checkpoint_files
-from crmatch.training.divergence import FiniteWatch, NoticedLateError, first_divergence
+from crmatch.training.health import LOOKS, CollapseWatch, FiniteWatch, LateDivergenceError, first_divergence
 from crmatch.training.loop import Observers, Training, train
 from crmatch.training.runtime import Runtime
 
@@ -64,7 +63,7 @@ def test_where_the_device_must_not_wait_the_flag_is_read_at_log_points(stripes: 
     training.finite.immediate = False
     spoil(training, 4)
     lines: list[dict[str, Any]] = []
-    with pytest.raises(NoticedLateError, match="noticed after step 5"):
+    with pytest.raises(LateDivergenceError, match="noticed after step 5"):
         train(training, Observers(log=lines.append))
     assert [line["step"] for line in lines] == [3]
 
@@ -141,7 +140,7 @@ def test_pseudo_labels_that_are_never_used_are_noticed_once_and_late(caplog: pyt
 def test_a_run_feeds_the_watch(
     stripes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crmatch.collapse.QUIET_STEPS", 0)
+    monkeypatch.setattr("crmatch.training.health.QUIET_STEPS", 0)
     caplog.set_level(logging.WARNING)
     run(tiny_spec(stripes, **{"method.threshold": 1.0, "plan.log_every": 1}), tmp_path, data_dir=stripes)
     assert sum("hardly any pseudo-label" in record.getMessage() for record in caplog.records) == 1

@@ -11,11 +11,11 @@ import torch
 from conftest import tiny_spec, training_of
 from crmatch.data.settings import parse_setting
 from crmatch.errors import StoppedError
-from crmatch.experiment import run
 from crmatch.methods import METHODS
 from crmatch.methods.base import Step
 from crmatch.randomness import generator
-from crmatch.results import run_directory
+from crmatch.runs.directory import run_directory
+from crmatch.runs.run import run
 from crmatch.training.checkpoint import checkpoint_files, load_checkpoint
 
 TIMING = {"seconds", "images_per_second", "steps_per_second"}

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from conftest import tiny_spec, training_of
 from crmatch.errors import RequestError
-from crmatch.training import half_precision
-from crmatch.training.half_precision import half_precision_problem, trial_problem
-from crmatch.training.runtime import choose_runtime
+from crmatch.training import runtime as half_precision
+from crmatch.training.runtime import choose_runtime, half_precision_problem, trial_problem
 
 DEATH = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 

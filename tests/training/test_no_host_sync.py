@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from conftest import tiny_spec
-from crmatch.experiment import Experiment, load_run_data
 from crmatch.methods import METHODS
-from crmatch.recipes import setting_of
+from crmatch.runs.experiment import Experiment, load_run_data
+from crmatch.spec.recipes import setting_of
 from crmatch.training.loop import train
 from crmatch.training.runtime import Runtime
 

@@ -13,7 +13,7 @@ from conftest import tiny_spec, training_of
 from crmatch.errors import RequestError
 from crmatch.networks.build import build_network
 from crmatch.networks.config import ResNet18Config, WideResNetConfig
-from crmatch.networks.recompute import recompute_parts
+from crmatch.networks.low_memory.recompute import recompute_parts
 from crmatch.training.runtime import choose_runtime
 
 NETWORKS = {

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crmatch.config import differences
 from crmatch.errors import DataError, RequestError
-from crmatch.results import RunDirectory, RunRecord
+from crmatch.runs.directory import RunDirectory
+from crmatch.runs.record import RunRecord
+from crmatch.spec.run_spec import differences
 
 PSEUDO_LABEL_CURVES = ("pseudo_label_error", "contributing_error", "mask_rate")
 """The paper's three curves (spec 7.5): error of all pseudo-labels, error of those that count, share of those that count."""

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crmatch.analysis.runs import FinishedRun, draws, open_run, pooled_features
-from crmatch.errors import RequestError, unknown
+from crmatch.analysis.finished_run import FinishedRun, draws, open_run, pooled_features
+from crmatch.errors import RequestError, unknown_name_error
 from crmatch.methods import METHODS
 
 LIMIT = 2000
@@ -64,7 +64,7 @@ def _choose(run: FinishedRun, names: list[str], chosen: bool, limit: int) -> tup
     positions = torch.full((len(run.record.class_names) + 1,), -1)
     for place, name in enumerate(names):
         if name not in run.record.class_names:
-            raise unknown("class", name, run.record.class_names)
+            raise unknown_name_error("class", name, run.record.class_names)
         positions[run.record.class_names.index(name)] = place
     rows = run.split.unlabeled
     labels = positions[run.data.train.labels[rows]]  # unknown classes (-1) read the last position, which stays -1

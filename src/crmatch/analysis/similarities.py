@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from crmatch.analysis.curves import Summary, summarize
-from crmatch.analysis.runs import draws, open_run, pooled_features
+from crmatch.analysis.finished_run import draws, open_run, pooled_features
 from crmatch.losses import cosine_similarity
 
 PAIRS = (("weak", "original"), ("strong", "original"), ("weak", "strong"))

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crmatch.augment.cutout import clipped_boxes, cut_out_
-from crmatch.augment.magnitudes import MagnitudeTable
+from crmatch.augment.kernels.cutout import clipped_boxes, cut_out_
+from crmatch.augment.kernels.resample import FILTERS
 from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_draws, check_images
-from crmatch.augment.resample import FILTERS
+from crmatch.augment.randaugment import MagnitudeTable
 from crmatch.augment.variants import GEOMETRIC, Magnitude
 
 

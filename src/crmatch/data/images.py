@@ -1,4 +1,7 @@
-"""Image sets: one uint8 tensor, labels and class names, checked once at the door."""
+"""The one way in which pictures become square. Imports no torch.
+
+Image sets: one uint8 tensor, labels and class names, checked once at the door.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,23 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from crmatch.data.square import square
 from crmatch.errors import DataError, RequestError
+
+
+def covering_size(width: int, height: int, size: int) -> tuple[int, int]:
+    """(width, height) of a picture whose shorter side is brought to `size`."""
+    scale = size / min(width, height)
+    return max(size, round(width * scale)), max(size, round(height * scale))
+
+
+def square(picture: Image.Image, size: int) -> Image.Image:
+    """Shorter side resampled to `size` (Lanczos), then center-cropped; the picture itself where nothing changes."""
+    if picture.size == (size, size):
+        return picture
+    width, height = covering_size(*picture.size, size)
+    left, top = (width - size) // 2, (height - size) // 2
+    return picture.resize((width, height), Image.Resampling.LANCZOS).crop((left, top, left + size, top + size))
+
 
 UNLABELED = -1
 SMALLEST_SIDE = 8

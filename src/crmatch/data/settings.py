@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from crmatch.errors import RequestError, unknown
+from crmatch.errors import RequestError, unknown_name_error
 
 SPLITS = 5
 """Number of fixed splits per setting that the paper's tables average over."""
@@ -112,8 +112,8 @@ def known_sets(data_dir: Path) -> list[str]:
 
 
 def _folder_setting(folder: Path, labels_file: Path | None) -> Setting:
-    from crmatch.data.decode import choose_size
-    from crmatch.data.folder import scan_folder
+    from crmatch.data.folder.decode import choose_size
+    from crmatch.data.folder.scan import scan_folder
 
     index = scan_folder(folder, labels_file)
     side, channels = choose_size([index.folder / path for path in index.paths])
@@ -125,7 +125,7 @@ def _packed_setting(data: str, labels: int, data_dir: Path) -> Setting:
 
     path = packed_path(data, data_dir)
     if not path.is_file():
-        error = unknown("data set", data, known_sets(data_dir))
+        error = unknown_name_error("data set", data, known_sets(data_dir))
         raise RequestError(f"{error} (packed .npz sets are looked for in {data_dir})")
     height, width, channels = packed_image_shape(path)
     setting = Setting(data, labels, min(height, width), channels, GENERIC)

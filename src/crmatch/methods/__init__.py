@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from crmatch.errors import unknown
+from crmatch.errors import unknown_name_error
 from crmatch.methods.base import Method
 from crmatch.methods.crmatch import CRMatch
 from crmatch.methods.featmatch import FeatMatch
@@ -93,7 +93,7 @@ def build_method(name: str, values: Mapping[str, Any] | None = None) -> Method:
         pydantic.ValidationError: a key or value is wrong.
     """
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown_name_error("method", name, METHODS)
     entry = METHODS[name]
     if isinstance(entry, Preset):
         return entry.method(**{**entry.changes, **(values or {}), "name": name})

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.frozen import Frozen
+from crmatch.strict_model import StrictModel
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from crmatch.networks.outputs import Network, NetworkShape
-
+    from crmatch.networks.network import Network, NetworkShape
 
 LABELED = View("labeled", "labeled", "weak")
 WEAK = View("weak", "unlabeled", "weak")
 SECOND_WEAK = View("second_weak", "unlabeled", "weak")
 STRONG = View("strong", "unlabeled", "strong")
-
 ONE_UNLABELED_EACH = {"plan.unlabeled_batch_size": 64}
 """The older methods see as many unlabeled as labeled images in a step."""
 
@@ -140,7 +138,7 @@ class LossTerms:
         return total
 
 
-class Method(Frozen, ABC):
+class Method(StrictModel, ABC):
     """A semi-supervised method: frozen hyper-parameters and a loss.
 
     A weight scales its term; a weight of exactly 0 also removes what only that term needs: its views, its images in the

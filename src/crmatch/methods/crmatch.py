@@ -17,7 +17,7 @@ from crmatch.methods.fixmatch import FixMatch
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from crmatch.networks.outputs import Network, NetworkShape, Outputs
+    from crmatch.networks.network import Network, NetworkShape, Outputs
 
 SECOND_STRONG = View("second_strong", "unlabeled", "strong")
 ROTATION = View("rotation", "extra", "weak")
@@ -115,7 +115,7 @@ class CRMatch(FixMatch):
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
         """Z of Eq. (2) and h of Eq. (7), as far as their terms have a weight; and what the confidence rule remembers."""
-        from crmatch.networks.heads import projection_head, rotation_head
+        from crmatch.networks.network import projection_head, rotation_head
 
         heads = super().heads(shape)
         if "feature_distance" in self.weights and self.projection != "none":
@@ -129,7 +129,7 @@ class CRMatch(FixMatch):
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """All four terms from one pass; the unrotated copies of the rotation term are the views themselves."""
         from crmatch.losses import rotation_loss
-        from crmatch.networks.outputs import forward_together
+        from crmatch.networks.network import forward_together
 
         images, upright = self._joint_images(batch)
         outputs = forward_together(models.student, images)

@@ -19,7 +19,7 @@ from crmatch.methods.mixup import draw_mixing
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from crmatch.networks.outputs import Network, NetworkShape
+    from crmatch.networks.network import Network, NetworkShape
 
 STEPS = 183_000
 PHASES = ((3_000, 0.01, 0.1), (75_000, 0.1, 1.0), (75_000, 1.0, 0.1), (30_000, 0.1, 1e-4))
@@ -109,7 +109,7 @@ class FeatMatch(Method):
         import torch
 
         from crmatch.networks.attention import AttentionRefiner
-        from crmatch.networks.heads import RunningState
+        from crmatch.networks.network import RunningState
 
         places = shape.classes * self.prototypes
         memory = RunningState(
@@ -179,10 +179,10 @@ class FeatMatch(Method):
         """
         import torch
 
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
 
         with torch.no_grad():
-            outputs = forward_apart(student, torch.cat([batch.views["labeled"], batch.views["weak"]]))
+            outputs = forward_without_bn_update(student, torch.cat([batch.views["labeled"], batch.views["weak"]]))
             logits = _refined_logits(student, outputs.features) if attends else outputs.logits
         probabilities = logits[len(batch.labels) :].softmax(dim=1)
         if attends:

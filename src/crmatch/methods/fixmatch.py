@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 
 from crmatch.augment.views import Batch, View
 from crmatch.methods.base import LABELED, STRONG, WEAK, LossTerms, Method, Models, PseudoLabels, Step
-from crmatch.methods.masks import Alignment, ConfidenceRule, Mask, Ties
+from crmatch.methods.confidence import Alignment, ConfidenceRule, Mask, Ties
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from crmatch.networks.outputs import Network, NetworkShape, Outputs
+    from crmatch.networks.network import Network, NetworkShape, Outputs
 
 
 class FixMatch(Method):
@@ -80,7 +80,7 @@ class FixMatch(Method):
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
         """What the confidence rule remembers."""
-        from crmatch.networks.heads import RunningState
+        from crmatch.networks.network import RunningState
 
         state = self.rule().state(shape.classes, shape.unlabeled) if self.makes_pseudo_labels else {}
         return {"mask": RunningState(**state)} if state else {}
@@ -100,7 +100,7 @@ class FixMatch(Method):
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """L_S and L_PseudoLabel from one pass over all views."""
-        from crmatch.networks.outputs import forward_together
+        from crmatch.networks.network import forward_together
 
         outputs = forward_together(models.student, batch.views)
         terms, pseudo_labels = self.self_training_terms(batch, outputs, models.student, step)

@@ -45,7 +45,7 @@ class ICT(Method):
         import torch
 
         from crmatch.losses import cross_entropy, squared_difference
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
 
         terms = {"supervised": cross_entropy(models.student(batch.views["labeled"]).logits, batch.labels).mean()}
         weights = {"supervised": 1.0}
@@ -54,8 +54,8 @@ class ICT(Method):
             generator = step.generator("mixup")
             mixing = draw_mixing(len(images), self.mixup_alpha, generator, images.device, partner="reversed")
             with torch.no_grad():
-                targets = forward_apart(models.teacher, images).logits.softmax(dim=1)
-            logits = forward_apart(models.student, mixing.apply(images)).logits
+                targets = forward_without_bn_update(models.teacher, images).logits.softmax(dim=1)
+            logits = forward_without_bn_update(models.student, mixing.apply(images)).logits
             terms["consistency"] = squared_difference(logits, mixing.apply(targets))
             weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)
         return LossTerms(terms, weights)

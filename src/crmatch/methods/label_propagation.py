@@ -17,7 +17,7 @@ from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, Pseud
 if TYPE_CHECKING:
     from torch import nn
 
-    from crmatch.networks.outputs import NetworkShape
+    from crmatch.networks.network import NetworkShape
 
 EPOCHS_PER_STAGE = 180
 COSINE_EPOCHS = 210
@@ -90,7 +90,7 @@ class LabelPropagation(Method):
         """What the last propagation found: yhat and omega of every unlabeled image, zeta of every class."""
         import torch
 
-        from crmatch.networks.heads import RunningState
+        from crmatch.networks.network import RunningState
 
         if "pseudo_label" not in self.weights:
             return {}
@@ -105,7 +105,7 @@ class LabelPropagation(Method):
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """Cross-entropy of the labeled images, and from the first propagation on of all images, weighted."""
         from crmatch.losses import cross_entropy
-        from crmatch.networks.outputs import forward_together
+        from crmatch.networks.network import forward_together
 
         student = models.student
         if "pseudo_label" not in self.weights or step.number < self.refresh_start(step.total):

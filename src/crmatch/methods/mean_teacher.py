@@ -14,7 +14,7 @@ from crmatch.methods.base import LABELED, SECOND_WEAK, WEAK, LossTerms, Method, 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from crmatch.networks.outputs import NetworkShape
+    from crmatch.networks.network import NetworkShape
 
 MINI_IMAGENET: dict[str, Any] = {
     "method.consistency_weight": 100,
@@ -80,7 +80,7 @@ class MeanTeacher(Method):
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
         """The second head, where there is one."""
-        from crmatch.networks.heads import linear_head
+        from crmatch.networks.network import linear_head
 
         second = self.consistency_weight and self.logit_distance_weight
         return {"consistency": linear_head(shape.features, shape.classes)} if second else {}
@@ -90,7 +90,7 @@ class MeanTeacher(Method):
         import torch
 
         from crmatch.losses import smoothed_cross_entropy, squared_difference
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
 
         labeled = models.student(batch.views["labeled"])
         terms: dict[str, Tensor] = {
@@ -100,8 +100,8 @@ class MeanTeacher(Method):
         if not self.consistency_weight:
             return LossTerms(terms, weights)
         with torch.no_grad():
-            targets = forward_apart(models.teacher, batch.views["weak"]).logits.softmax(dim=1)
-        student = forward_apart(models.student, batch.views["second_weak"])
+            targets = forward_without_bn_update(models.teacher, batch.views["weak"]).logits.softmax(dim=1)
+        student = forward_without_bn_update(models.student, batch.views["second_weak"])
         logits = student.logits
         if self.logit_distance_weight:
             features = torch.cat([labeled.features, student.features])

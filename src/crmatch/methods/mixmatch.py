@@ -24,7 +24,7 @@ from crmatch.methods.mixup import draw_mixing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from crmatch.networks.outputs import Network
+    from crmatch.networks.network import Network
 
 MixedPass = Literal["joint", "interleaved"]
 ORIGINAL_WEIGHTS = {"cifar10": 75, "svhn": 250, "cifar100": 150, "stl10": 50}
@@ -104,16 +104,16 @@ class MixMatch(Method):
         import torch
 
         from crmatch.losses import sharpen
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
 
         views = torch.cat([batch.views["weak"], batch.views["second_weak"]])
         with torch.no_grad():
-            first, second = forward_apart(student, views).logits.softmax(dim=1).chunk(2)
+            first, second = forward_without_bn_update(student, views).logits.softmax(dim=1).chunk(2)
             return sharpen((first + second) / 2, self.temperature)
 
 
 def predict_mixed(student: Network, images: Tensor, groups: int, mixed_pass: MixedPass) -> Tensor:
     """Logits of mixed images from one pass, or from `groups` interleaved ones."""
-    from crmatch.networks.statistics import forward_interleaved
+    from crmatch.networks.batch_norm import forward_interleaved
 
     return student(images).logits if mixed_pass == "joint" else forward_interleaved(student, images, groups)

@@ -40,14 +40,14 @@ class PiModel(Method):
         import torch
 
         from crmatch.losses import cross_entropy, squared_difference
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
 
         terms = {"supervised": cross_entropy(models.student(batch.views["labeled"]).logits, batch.labels).mean()}
         weights = {"supervised": 1.0}
         if self.consistency_weight:
             with torch.no_grad():
-                targets = forward_apart(models.student, batch.views["weak"]).logits.softmax(dim=1)
-            logits = forward_apart(models.student, batch.views["second_weak"]).logits
+                targets = forward_without_bn_update(models.student, batch.views["weak"]).logits.softmax(dim=1)
+            logits = forward_without_bn_update(models.student, batch.views["second_weak"]).logits
             terms["consistency"] = squared_difference(logits, targets)
             weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)
         return LossTerms(terms, weights)

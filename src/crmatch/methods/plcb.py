@@ -20,7 +20,7 @@ from crmatch.methods.mixup import draw_mixing
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from crmatch.networks.outputs import Network, NetworkShape
+    from crmatch.networks.network import Network, NetworkShape
 
 PLAIN = (View("plain_labeled", "labeled", "none"), View("plain", "unlabeled", "none"))
 EPOCHS = 400
@@ -95,7 +95,7 @@ class PLCB(Method):
         """Soft labels of every unlabeled image: those of this epoch, and those of the next as far as known."""
         import torch
 
-        from crmatch.networks.heads import RunningState
+        from crmatch.networks.network import RunningState
 
         uniform = torch.full((shape.unlabeled, shape.classes), 1 / shape.classes)
         return {"memory": RunningState(labels=uniform, next_labels=uniform.clone())}
@@ -144,12 +144,12 @@ class PLCB(Method):
         """
         import torch
 
+        from crmatch.networks.batch_norm import forward_without_bn_update
         from crmatch.networks.dropout import dropout_from
-        from crmatch.networks.statistics import forward_apart
 
         names = [view.name for view in (PLAIN if self.label_images == "plain" else (LABELED, WEAK))]
         with torch.no_grad(), dropout_from(student, None):
-            logits = forward_apart(student, torch.cat([batch.views[name] for name in names])).logits
+            logits = forward_without_bn_update(student, torch.cat([batch.views[name] for name in names])).logits
         return logits[len(batch.labels) :].softmax(dim=1)
 
     def _terms(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from pydantic import Field
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
 from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Step, older_recipe
-from crmatch.methods.masks import Ties, above
+from crmatch.methods.confidence import Ties, above
 
 
 class PseudoLabel(Method):
@@ -45,13 +45,13 @@ class PseudoLabel(Method):
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """Supervised and pseudo-label terms from one pass each."""
         from crmatch.losses import cross_entropy, masked_mean
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
 
         terms = {"supervised": cross_entropy(models.student(batch.views["labeled"]).logits, batch.labels).mean()}
         weights = {"supervised": 1.0}
         if not self.pseudo_label_weight:
             return LossTerms(terms, weights)
-        logits = forward_apart(models.student, batch.views["weak"]).logits
+        logits = forward_without_bn_update(models.student, batch.views["weak"]).logits
         confidence, labels = logits.detach().softmax(dim=1).max(dim=1)
         confident = above(confidence, self.threshold, self.ties)
         terms["pseudo_label"] = masked_mean(cross_entropy(logits, labels), confident)

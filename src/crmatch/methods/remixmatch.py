@@ -16,7 +16,7 @@ from crmatch.methods.mixup import draw_mixing
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from crmatch.networks.outputs import Network, NetworkShape
+    from crmatch.networks.network import Network, NetworkShape
 
 STRONG_LABELED = View("labeled", "labeled", "strong")
 FEW_LABELS = 4
@@ -107,7 +107,7 @@ class ReMixMatch(Method):
         """The linear rotation head, and what alignment remembers."""
         import torch
 
-        from crmatch.networks.heads import ROTATIONS, RunningState, linear_head
+        from crmatch.networks.network import ROTATIONS, RunningState, linear_head
 
         heads: dict[str, nn.Module] = {}
         if "rotation" in self.weights:
@@ -146,11 +146,11 @@ class ReMixMatch(Method):
         import torch
 
         from crmatch.losses import align, sharpen
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
 
         state = student.state("alignment")
         with torch.no_grad():
-            probabilities = forward_apart(student, weak).logits.softmax(dim=1)
+            probabilities = forward_without_bn_update(student, weak).logits.softmax(dim=1)
             guess = sharpen(align(probabilities, state["data"], state["model"].mean(dim=0)), self.temperature)
             state["model"].index_copy_(0, state["position"][None], probabilities.mean(dim=0, keepdim=True))
             state["position"].add_(1).remainder_(self.memory_batches)
@@ -162,8 +162,8 @@ class ReMixMatch(Method):
         import torch
 
         from crmatch.losses import cross_entropy
-        from crmatch.networks.heads import ROTATIONS
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
+        from crmatch.networks.network import ROTATIONS
 
         parts = {"strong": strong} if "strong" in self.weights else {}
         turns = torch.arange(len(strong), device=strong.device) * ROTATIONS // len(strong)
@@ -173,7 +173,7 @@ class ReMixMatch(Method):
             parts["rotation"] = torch.cat([quarter.rot90(angle, (2, 3)) for angle, quarter in enumerate(quarters)])
         if not parts:
             return {}
-        outputs = forward_apart(student, torch.cat(list(parts.values())))
+        outputs = forward_without_bn_update(student, torch.cat(list(parts.values())))
         terms = {}
         if "strong" in parts:
             terms["strong"] = cross_entropy(outputs.logits[: len(strong)], guess).mean()

@@ -10,7 +10,7 @@ from pydantic import Field
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
 from crmatch.methods.base import LABELED, STRONG, WEAK, LossTerms, Method, Models, PseudoLabels, Step
-from crmatch.methods.masks import Ties, above
+from crmatch.methods.confidence import Ties, above
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class UDA(Method):
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """All terms from one pass over all views."""
         from crmatch.losses import cross_entropy, divergence, entropy, masked_mean
-        from crmatch.networks.outputs import forward_together
+        from crmatch.networks.network import forward_together
 
         outputs = forward_together(models.student, batch.views)
         errors = cross_entropy(outputs["labeled"].logits, batch.labels)

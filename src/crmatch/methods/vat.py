@@ -8,21 +8,12 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import (
-    LABELED,
-    ONE_UNLABELED_EACH,
-    WEAK,
-    LossTerms,
-    Method,
-    Models,
-    Step,
-    original_optimizer,
-)
+from crmatch.methods.base import LABELED, ONE_UNLABELED_EACH, WEAK, LossTerms, Method, Models, Step, original_optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from crmatch.networks.outputs import Network
+    from crmatch.networks.network import Network
 
 
 class VAT(Method):
@@ -61,7 +52,7 @@ class VAT(Method):
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """Four passes: labeled, unlabeled, probed, perturbed."""
         from crmatch.losses import cross_entropy, divergence, entropy
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
 
         student = models.student
         terms = {"supervised": cross_entropy(student(batch.views["labeled"]).logits, batch.labels).mean()}
@@ -69,11 +60,11 @@ class VAT(Method):
         if "weak" not in batch.views:
             return LossTerms(terms, weights)
         images = batch.views["weak"]
-        logits = forward_apart(student, images).logits
+        logits = forward_without_bn_update(student, images).logits
         if self.consistency_weight:
             targets = logits.detach().softmax(dim=1)
             perturbed = images + self.perturbation * self._direction(student, images, targets, step)
-            terms["consistency"] = divergence(targets, forward_apart(student, perturbed).logits).mean()
+            terms["consistency"] = divergence(targets, forward_without_bn_update(student, perturbed).logits).mean()
             weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)
         if self.entropy_weight:
             terms["entropy"] = entropy(logits).mean()
@@ -85,11 +76,11 @@ class VAT(Method):
         import torch
 
         from crmatch.losses import divergence
-        from crmatch.networks.statistics import forward_apart
+        from crmatch.networks.batch_norm import forward_without_bn_update
 
         random = torch.randn(images.shape, generator=step.generator("vat")).to(images)
         probe = (self.probe * _unit(random)).requires_grad_()
-        divergences = divergence(targets, forward_apart(student, images + probe).logits)
+        divergences = divergence(targets, forward_without_bn_update(student, images + probe).logits)
         (gradient,) = torch.autograd.grad(divergences.mean(), probe)
         return _unit(gradient)
 

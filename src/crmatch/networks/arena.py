@@ -21,8 +21,6 @@ from torch import Tensor
 
 LEAST_BYTES = 2**20
 """Smaller tensors are left to torch."""
-
-
 NOT_RESERVED = 0x4000
 """Linux's MAP_NORESERVE, which Python has no name for: addresses that are not used do not count as memory, nor when forking."""
 

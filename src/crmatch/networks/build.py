@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from crmatch.networks.config import ResNet18Config, WideResNetConfig
-from crmatch.networks.outputs import Network, NetworkShape
-from crmatch.networks.resnet import ResNet18
-from crmatch.networks.weight_norm import NormedLinear, set_gains
+from crmatch.networks.network import Network, NetworkShape
+from crmatch.networks.resnet import NormedLinear, ResNet18, set_gains
 from crmatch.networks.wide_resnet import WideResNet
 from crmatch.randomness import generator
 

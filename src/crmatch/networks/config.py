@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from crmatch.frozen import Frozen
+from crmatch.strict_model import StrictModel
 
 PART_BYTES = 4 * 2**20
 """Of a norm's input in one part of a batch, where convolutions go through it in parts (`lean_convolution.py`)."""
 
 
-class WideResNetConfig(Frozen):
+class WideResNetConfig(StrictModel):
     """The Wide ResNet of MixMatch's and FixMatch's code: `scales` stages of `repeat` blocks, stage s `filters` * 2^s wide."""
 
     kind: Literal["wide_resnet"] = "wide_resnet"
@@ -32,7 +32,7 @@ class WideResNetConfig(Frozen):
     """Bring pooled features to length 1 before the classifier (deep label propagation)."""
 
 
-class ResNet18Config(Frozen):
+class ResNet18Config(StrictModel):
     """The plain ResNet-18 with a 7x7 stem, for mini-ImageNet."""
 
     kind: Literal["resnet18"] = "resnet18"
@@ -47,7 +47,6 @@ class ResNet18Config(Frozen):
 
 
 NetworkConfig = Annotated[WideResNetConfig | ResNet18Config, Field(discriminator="kind")]
-
 NETWORKS: dict[str, WideResNetConfig | ResNet18Config] = {
     "wrn-28-2": WideResNetConfig(filters=32),
     "wrn-28-8": WideResNetConfig(filters=135),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from crmatch.processes import ALONE
+from crmatch.distributed.process_group import SINGLE_PROCESS
 
 
 class Dropout(nn.Module):
@@ -22,14 +22,14 @@ class Dropout(nn.Module):
         super().__init__()
         self.probability = probability
         self.generator: torch.Generator | None = None
-        self.processes = ALONE
+        self.processes = SINGLE_PROCESS
 
     def forward(self, values: Tensor) -> Tensor:
         """`values` of any shape, some of them dropped."""
         if not self.training or self.generator is None or not self.probability:
             return values
         rows = self.processes.sum(len(values))
-        drawn = torch.rand((rows, *values.shape[1:]), generator=self.generator)[self.processes.share(rows)]
+        drawn = torch.rand((rows, *values.shape[1:]), generator=self.generator)[self.processes.local_rows(rows)]
         kept = drawn >= self.probability
         return values * kept.to(values.device, values.dtype).div_(1 - self.probability)
 

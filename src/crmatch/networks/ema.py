@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from crmatch.networks.heads import RunningState
-from crmatch.networks.outputs import Network
+from crmatch.networks.network import Network, RunningState
 
 
 class MovingAverage:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from crmatch.networks.config import WideResNetConfig
 from crmatch.networks.fork import forked
-from crmatch.networks.lean_convolution import activated, convolved, convolved_as_is
-from crmatch.networks.recompute import GROUP, Recomputing
+from crmatch.networks.low_memory.norm_act_conv import activated, convolved, convolved_as_is
+from crmatch.networks.low_memory.recompute import GROUP, Recomputing
 
 STEM_CHANNELS = 16
 

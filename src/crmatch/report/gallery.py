@@ -13,7 +13,7 @@ from crmatch.augment.operations import OPERATIONS, apply_operation
 from crmatch.augment.randaugment import RandAugment
 from crmatch.augment.variants import VARIANTS, Magnitude
 from crmatch.augment.weak import WeakAugmentation, weak_views
-from crmatch.data.decode import decode_picture
+from crmatch.data.folder.decode import decode_picture
 from crmatch.errors import DataError
 from crmatch.randomness import generator
 from crmatch.report.pictures import GAP, PAPER, TILE, grid, save, tile, write

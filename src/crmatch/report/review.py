@@ -13,12 +13,12 @@ from jinja2 import Environment, PackageLoader
 from numpy.typing import NDArray
 from PIL import Image
 
-from crmatch.beliefs import ReviewedRun
-from crmatch.data.decode import decode_pictures
-from crmatch.data.folder import LABELS_FILE, label_lines
+from crmatch.atomic_files import write_file
+from crmatch.data.folder.decode import decode_pictures
+from crmatch.data.folder.scan import LABELS_FILE, label_lines
 from crmatch.errors import RequestError
-from crmatch.files import write_file
 from crmatch.methods import METHODS
+from crmatch.predict.label_suggestions import ReviewedRun
 
 THUMBNAIL = 80
 """Side in pixels of the thumbnails of a folder's pictures; images of a data set are shown as they are."""

@@ -18,8 +18,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from crmatch.atomic_files import checksum, write_file
 from crmatch.errors import ResumeError
-from crmatch.files import checksum, write_file
 
 logger = logging.getLogger(__name__)
 KEPT = 2

@@ -14,21 +14,20 @@ from torch import Tensor, nn
 
 from crmatch.augment.policies import LearningPolicy, Policy
 from crmatch.augment.views import Batch
+from crmatch.distributed.sync_batch_norm import make_distributed
 from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
-from crmatch.networks.compiled import Compiler
 from crmatch.networks.dropout import dropout_from
 from crmatch.networks.ema import MovingAverage
-from crmatch.networks.joint_norm import share_among
-from crmatch.networks.outputs import Network
-from crmatch.networks.recompute import recompute_parts
+from crmatch.networks.low_memory.recompute import recompute_parts
+from crmatch.networks.network import Network
 from crmatch.randomness import generator
 from crmatch.training.checkpoint import Checkpoint
-from crmatch.training.divergence import ADVICE, FiniteWatch, NoticedLateError
+from crmatch.training.health import ADVICE, FiniteWatch, LateDivergenceError
 from crmatch.training.meter import Meter
 from crmatch.training.optimizer import build_optimizer
 from crmatch.training.plan import TrainPlan
-from crmatch.training.runtime import Runtime
+from crmatch.training.runtime import Compiler, Runtime
 
 Curves = dict[str, Any]
 
@@ -96,7 +95,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.network.to(device=self.runtime.device, dtype=self.runtime.dtype).channels_last().train()
-        share_among(self.network, self.runtime.processes)
+        make_distributed(self.network, self.runtime.processes)
         self.network.autocast = self.runtime.autocast
         if self.runtime.recompute:
             recompute_parts(self.network)
@@ -176,8 +175,8 @@ class Training:
             index, _, key = name.partition("/")
             alike = parameters[int(index)]
             # Buffers in the layout of their parameter, as they were: a mixture of layouts is several times slower.
-            laid_out = torch.empty_like(alike).copy_(tensor) if tensor.shape == alike.shape else tensor
-            state.setdefault(int(index), {})[key] = laid_out.detach()
+            to_channels_last = torch.empty_like(alike).copy_(tensor) if tensor.shape == alike.shape else tensor
+            state.setdefault(int(index), {})[key] = to_channels_last.detach()
         self.optimizer.state = state
         if isinstance(self.batches.policy, LearningPolicy):
             self.batches.policy.load_state(groups["policy"])
@@ -213,7 +212,7 @@ class Training:
     def check_flag(self) -> None:
         """Raise where a step since the last look was bad and nobody knew: on devices that must not wait."""
         if self.finite.bad_since_last_look():
-            raise NoticedLateError(f"loss or gradient are not finite, noticed after step {self.step}.\n{ADVICE}.")
+            raise LateDivergenceError(f"loss or gradient are not finite, noticed after step {self.step}.\n{ADVICE}.")
 
     def check_weights(self) -> None:
         """Raise before weights that left the finite numbers are evaluated or saved."""

@@ -10,10 +10,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from crmatch.frozen import Frozen
+from crmatch.strict_model import StrictModel
 
 
-class Phase(Frozen):
+class Phase(StrictModel):
     """One part of a learning-rate schedule; u runs from 0 to 1 over the phase.
 
     `constant`: start. `linear`: start + u (end - start). `cosine`: start * cos(pi * arc * u), whose 7/16 arc ends at 0.195.
@@ -44,7 +44,7 @@ COSINE_7_16 = (Phase(shape="cosine", arc=7 / 16),)
 """FixMatch's rule: lr * cos(7 pi t / (16 T))."""
 
 
-class TrainPlan(Frozen):
+class TrainPlan(StrictModel):
     """Length, batches, optimizer, schedule and averages of a run."""
 
     steps: int | None = Field(None, ge=1, le=10**9)

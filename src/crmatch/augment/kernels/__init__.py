@@ -1,0 +1,1 @@
+"""Batched image operations on uint8 tensors, equal to Pillow's pixel by pixel."""

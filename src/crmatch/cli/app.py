@@ -1,0 +1,80 @@
+"""The command line: one function call per command; heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+import crmatch
+from crmatch.cli.analyze import register
+from crmatch.cli.data import data
+from crmatch.cli.show import show
+from crmatch.cli.table import table
+from crmatch.cli.train import evaluate, is_main_process, train
+from crmatch.cli.use import export, predict, review, suggest
+from crmatch.errors import CRMatchError, LostProcessError, StoppedError
+from crmatch.runs.signals import catch_signals
+
+# Without a default for each group's --help, Typer imports pydantic to find that None is no flag.
+NO_HELP = {"help": False}
+app = typer.Typer(
+    help="Train image classifiers from a handful of labels and a pile of unlabeled images.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"default_map": {**NO_HELP, "show": NO_HELP, "data": NO_HELP, "figure": NO_HELP}},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"crmatch {crmatch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_of_the_program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+# The help lists commands in this order.
+for command in (train, evaluate, predict, export, review, suggest):
+    app.command()(command)
+app.command("table")(table)
+register(app)
+app.add_typer(show, name="show")
+app.add_typer(data, name="data")
+
+
+def main() -> None:
+    """Run a command; expected failures become two lines and their exit code."""
+    stop = catch_signals(quiet=not is_main_process())
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("crmatch").setLevel(logging.INFO if is_main_process() else logging.CRITICAL)
+    try:
+        app(standalone_mode=False)
+    except CRMatchError as error:
+        if is_main_process() or isinstance(error, LostProcessError):
+            typer.echo(f"crmatch: {error}", err=True)
+        raise SystemExit(stop.exit_code if isinstance(error, StoppedError) else error.exit_code) from None
+    except typer.Abort:
+        raise SystemExit(130) from None
+    except typer.TyperException as error:
+        message = getattr(error, "format_message", error.__str__)()
+        if message:  # empty where the help was asked for by giving no arguments
+            typer.echo(f"crmatch: {message}\nSee crmatch --help.", err=True)
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        advice = "Use --recompute, smaller batches (plan.*_batch_size), images (--image-size) or networks (network.filters)."
+        typer.echo(f"crmatch: this run does not fit into memory.\n{advice}", err=True)
+        raise SystemExit(2) from None

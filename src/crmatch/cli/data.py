@@ -1,0 +1,121 @@
+"""`crmatch data`: what is here, what can be fetched, whether it is whole, and which images are labeled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crmatch.cli.options import DataDirOption, JsonOption, LabelsOption, SettingArgument, print_rows
+from crmatch.errors import DataError, RequestError
+
+data = typer.Typer(help="Data sets: list, fetch, check, split.", no_args_is_help=True)
+
+
+@data.command("list")
+def list_data(data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
+    """List the data sets that are here or can be fetched, with size and origin."""
+    from crmatch.data.official.fetch import inventory
+    from crmatch.data.settings import default_data_dir
+
+    rows = [
+        {
+            "data set": row.name,
+            "here": "yes" if row.path else "no",
+            "size": "?" if row.size is None else f"{row.size / 1e6:,.0f} MB",
+            "images": ", ".join(f"{name} {count:,}" for name, count in (row.counts or {}).items()),
+            "origin": row.origin,
+        }
+        for row in inventory(data_dir or default_data_dir())
+    ]
+    print_rows([{"data set": "digits", "here": "yes", "size": "-", "images": "", "origin": "scikit-learn"}, *rows], json_)
+
+
+@data.command("fetch")
+def fetch_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, cifar100, svhn, stl10 or mini_imagenet.")],
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Official file, or directory that holds it, instead of a download.")
+    ] = None,
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Download a data set, or read it from --from, verify it and pack it; again after an interruption continues."""
+    from crmatch.cli.display import ByteProgress
+    from crmatch.data.official.fetch import fetch
+    from crmatch.data.settings import ALIASES, default_data_dir
+
+    with ByteProgress(quiet=json_) as progress:
+        path = fetch(ALIASES.get(name, name), data_dir or default_data_dir(), source=source, progress=progress)
+    typer.echo(json.dumps({"packed": str(path)}) if json_ else f"{name} is ready: {path}")
+
+
+@data.command("check")
+def check_data(
+    name: Annotated[str, typer.Argument(metavar="NAME|FOLDER", help="A data set, or a folder of pictures.")],
+    labels: LabelsOption = None,
+    image_size: Annotated[int | None, typer.Option("--image-size", help="Side of the images, for a folder.")] = None,
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Verify hashes and counts of a data set, or report what is in a folder of pictures and what will be done with it."""
+    from crmatch.cli.display import ByteProgress, PictureProgress
+    from crmatch.data.settings import ALIASES, default_data_dir
+
+    folder = data_dir or default_data_dir()
+    if Path(name).is_dir():
+        from crmatch.data.folder.preflight import preflight
+        from crmatch.data.folder.scan import read_folder, scan_folder
+
+        index = scan_folder(Path(name), labels)
+        with PictureProgress(quiet=json_) as pictures:
+            report = preflight(index, read_folder(index, image_size, folder / "folders", pictures))
+        typer.echo(json.dumps(report.to_json()) if json_ else "\n".join(report.lines()))
+        return
+    from crmatch.data.official.fetch import check
+
+    with ByteProgress(quiet=json_) as progress:
+        found = check(ALIASES.get(name, name), folder, progress=progress)
+    counts = ", ".join(f"{count:,} {part}" for part, count in found.counts.items())
+    if json_:
+        typer.echo(json.dumps({**found._asdict(), "path": str(found.path), "ok": found.ok}))
+    else:
+        typer.echo(f"{found.path}: {counts}; {len(found.class_names)} classes; {found.origin}; sha256 {found.sha256}")
+    if not found.ok:
+        raise DataError(f"{found.path} is not as it should be: {found.problems[0]}.\nFetch it again: crmatch data fetch {name}")
+
+
+@data.command("split")
+def split_data(
+    setting: SettingArgument,
+    out: Annotated[Path, typer.Option("--out", help="Where to write the five files.")] = Path("splits"),
+    rule: Annotated[str | None, typer.Option("--rule", help="balanced, proportional or folds (default: the set's).")] = None,
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Write the five fixed splits of a setting as JSON index lists, once, and show them."""
+    from crmatch.data.settings import SPLITS, parse_setting
+    from crmatch.spec.recipes import recipe
+    from crmatch.spec.run_spec import replace
+
+    parsed = parse_setting(setting, data_dir)
+    if parsed.folder:
+        raise RequestError(f"{setting} is a folder, whose labels are its own.\nName a data set, for example digits@4.")
+    spec = recipe(parsed)
+    if rule is not None:
+        spec = replace(spec, **{"data.split_rule": rule})
+    from crmatch.data.load import load_data
+    from crmatch.data.splits import describe_split, keep_split, make_split
+
+    loaded = load_data(parsed.data, data_dir)
+    rows = []
+    for number in range(1, SPLITS + 1):
+        split = make_split(loaded, parsed.labels_per_class, number, spec.data.split_rule, spec.data.unlabeled)
+        description = describe_split(split, loaded.train, parsed.name, number, spec.data.split_rule)
+        path = out / parsed.name / f"split{number}.json"
+        keep_split(path, description)
+        counts = " ".join(str(count) for count in description["labels_of_class"])
+        rows.append({"split": number, "labels of each class": counts, "unlabeled": len(split.unlabeled), "file": str(path)})
+    print_rows(rows, json_)

@@ -1,0 +1,90 @@
+"""Arguments and options that several commands share, and the spec they stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crmatch.errors import RequestError
+
+if TYPE_CHECKING:
+    from crmatch.spec.run_spec import RunSpec
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
+SettingArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SETTING|FOLDER", help="DATASET@LABELS_PER_CLASS, e.g. digits@4, cifar10@25; or a folder of pictures."
+    ),
+]
+LabelsOption = Annotated[
+    Path | None,
+    typer.Option("--labels", help="CSV file with path,label, as crmatch review writes it; wins over a folder's own."),
+]
+MethodOption = Annotated[str, typer.Option("--method", "-m", help="Method; crmatch show methods lists them.")]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option("--recipe", help="paper, usb, original or quick (default: paper for the paper's data sets, else quick)."),
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where packed .npz sets lie (default: $CRMATCH_DATA or the cache).")
+]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key, e.g. method.threshold=0.9; repeatable.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="JSON file with keys to change; --set comes after it.")]
+StepsOption = Annotated[int | None, typer.Option("--steps", help="Length of the run; short for --set plan.steps=N.")]
+PolicyOption = Annotated[str | None, typer.Option("--policy", help="Strong policy: randaugment or ctaugment.")]
+ImageSizeOption = Annotated[int | None, typer.Option("--image-size", help="Side of the training images in pixels.")]
+RecomputeOption = Annotated[
+    bool,
+    typer.Option(
+        "--recompute", help="Train in a fraction of the memory: keep little, compute it again; slower by about a third."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+
+
+def read_changes(config: Path | None, assignments: list[str] | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys to change: those of the file, then the named options, then --set."""
+    from crmatch.spec.run_spec import flatten, parse_assignments
+
+    changes: dict[str, Any] = {}
+    if config is not None:
+        try:
+            values = json.loads(config.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"not JSON, {error}"
+            raise RequestError(f"--config {config} cannot be read: {reason}.\nIt must hold one JSON object.") from error
+        if not isinstance(values, dict):
+            raise RequestError(f"--config {config} holds a {type(values).__name__}.\nIt must hold one JSON object.")
+        changes |= dict(flatten(values))
+    changes |= {key: value for key, value in options.items() if value is not None}
+    return changes | parse_assignments(assignments or [])
+
+
+def make_spec(
+    setting: str, method: str, recipe: str | None, data_dir: Path | None, changes: dict[str, Any], labels: Path | None = None
+) -> RunSpec:
+    """The spec of a recipe with some keys changed."""
+    from crmatch.data.settings import parse_setting
+    from crmatch.spec.recipes import recipe as make
+    from crmatch.spec.run_spec import replace
+
+    spec = make(parse_setting(setting, data_dir, labels), method, recipe)
+    for key, there in (("setting", spec.setting), ("recipe", spec.recipe)):
+        if changes.get(key, there) != there:
+            asked = f"{key} cannot be changed to {changes[key]!r}: this is {there!r}"
+            raise RequestError(f"{asked}.\nName the setting as argument, and the recipe by --recipe.")
+    return replace(spec, **changes)
+
+
+def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Rows as a table, or as one JSON object."""
+    from crmatch.cli.display import print_table
+
+    if as_json:
+        typer.echo(json.dumps({"rows": rows}))
+    else:
+        print_table(rows)

@@ -1,0 +1,169 @@
+"""`crmatch show`: methods, settings, configurations, augmentations, data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from crmatch.cli.options import (
+    ConfigOption,
+    DataDirOption,
+    ImageSizeOption,
+    JsonOption,
+    MethodOption,
+    PolicyOption,
+    RecipeOption,
+    SetOption,
+    SettingArgument,
+    StepsOption,
+    make_spec,
+    print_rows,
+    read_changes,
+)
+from crmatch.errors import RequestError
+
+show = typer.Typer(help="Show what there is: methods, settings, configurations, augmentations, data.", no_args_is_help=True)
+
+
+@show.command("methods")
+def show_methods(json_: JsonOption = False) -> None:
+    """List all methods, each with one line, its paper, and whose images move the running statistics of batch norms."""
+    from crmatch.methods import METHODS, method_class
+
+    rows = [
+        {
+            "name": name,
+            "summary": entry.summary,
+            "paper": entry.paper,
+            "batch norm": method_class(name).running_statistics,
+        }
+        for name, entry in METHODS.items()
+    ]
+    print_rows(rows, json_)
+
+
+@show.command("settings")
+def show_settings(data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
+    """List data sets that can be asked for, with their defaults."""
+    from crmatch.data.settings import default_data_dir, known_sets, parse_setting
+    from crmatch.spec.recipes import default_recipe
+
+    folder = data_dir or default_data_dir()
+    rows: list[dict[str, Any]] = []
+    for name in known_sets(folder):
+        setting = parse_setting(f"{name}@1", folder)
+        defaults = setting.defaults
+        rows.append(
+            {
+                "data set": name,
+                "labels per class": ", ".join(str(labels) for labels in defaults.labels_per_class) or "any",
+                "image size": setting.image_size,
+                "mirror": "yes" if defaults.mirror else "no",
+                "network": defaults.network,
+                "default recipe": default_recipe(setting),
+            }
+        )
+    print_rows(rows, json_)
+
+
+@show.command("augmentations")
+def show_augmentations(
+    image: Annotated[Path | None, typer.Option("--image", help="Show this picture instead of a data set's.")] = None,
+    setting: Annotated[str, typer.Option("--setting", help="Take images and mirroring of this setting.")] = "digits@4",
+    out: Annotated[Path, typer.Option("--out", help="Where to write the picture.")] = Path("gallery.png"),
+    table: Annotated[bool, typer.Option("--table", help="Print the table of transformations instead.")] = False,
+    variant: Annotated[str, typer.Option("--variant", help="Which RandAugment.")] = "paper",
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Draw every operation over its range, 60 strong and 60 weak views, and weak above strong."""
+    from crmatch.augment.variants import VARIANTS
+    from crmatch.errors import unknown_name_error
+
+    if variant not in VARIANTS:
+        raise unknown_name_error("variant", variant, VARIANTS)
+    from crmatch.data.settings import parse_setting
+    from crmatch.report import gallery
+
+    if table:
+        print_rows(gallery.transformation_table(variant), json_)
+        return
+    chosen = parse_setting(setting, data_dir)
+    if chosen.folder:
+        raise RequestError(f"--setting takes a data set, not the folder {setting}.\nShow one of its pictures: --image FILE")
+    if image is None:
+        from crmatch.data.load import load_data
+
+        train = load_data(chosen.data, data_dir, chosen.image_size).train
+        first = [int((train.labels == label).nonzero()[0, 0]) for label in range(min(train.classes, gallery.COLUMNS))]
+        subject = gallery.Subject(train.images[first], chosen.defaults.mirror, chosen.data)
+    else:
+        subject = gallery.Subject(gallery.read_picture(image), True, image.name)
+    gallery.draw_gallery(subject, out, variant)
+    typer.echo(json.dumps({"picture": str(out)}) if json_ else f"The pictures are in {out}")
+
+
+@show.command("data")
+def show_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set, e.g. digits, or a setting.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the picture.")] = Path("data.png"),
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Draw a contact sheet: a few pictures of every class under its name."""
+    from crmatch.data.settings import default_data_dir, parse_setting
+
+    setting = parse_setting(name if "@" in name or Path(name).is_dir() else f"{name}@1", data_dir)
+    from crmatch.data.folder.scan import load_folder, scan_folder
+    from crmatch.data.load import load_data
+    from crmatch.report.pictures import draw_contact_sheet
+
+    if setting.folder:
+        cache = (data_dir or default_data_dir()) / "folders"
+        train = load_folder(scan_folder(setting.folder), setting.image_size, cache).train
+    else:
+        train = load_data(setting.data, data_dir).train
+    draw_contact_sheet(train, f"{setting.data}: {len(train):,} training images, {train.classes} classes", out)
+    typer.echo(json.dumps({"picture": str(out)}) if json_ else f"The picture is in {out}")
+
+
+@show.command("config")
+def show_config(
+    setting: SettingArgument,
+    method: MethodOption = "crmatch",
+    recipe: RecipeOption = None,
+    diff: Annotated[str | None, typer.Option("--diff", help="Show only what differs from this recipe.")] = None,
+    steps: StepsOption = None,
+    policy: PolicyOption = None,
+    image_size: ImageSizeOption = None,
+    data_dir: DataDirOption = None,
+    set_: SetOption = None,
+    config: ConfigOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show every key of a run's spec, or how two recipes differ."""
+    from crmatch.cli.display import print_table
+    from crmatch.spec.run_spec import differences, flatten
+
+    options = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size}
+    changes = read_changes(config, set_, options)
+    spec = make_spec(setting, method, recipe, data_dir, changes)
+    if diff is None:
+        if json_:
+            typer.echo(json.dumps(spec.to_json()))
+        else:
+            print_table([{"key": key, "value": json.dumps(value)} for key, value in flatten(spec.to_json())])
+        return
+    other = make_spec(setting, method, diff, data_dir, changes)
+    rows = [
+        {"key": key, spec.recipe: json.dumps(one), other.recipe: json.dumps(two)}
+        for key, (one, two) in differences(spec, other).items()
+        if key != "recipe"
+    ]
+    if not rows and not json_:
+        typer.echo(f"{spec.recipe} and {other.recipe} are the same for {method} on {setting}.")
+    else:
+        print_rows(rows, json_)

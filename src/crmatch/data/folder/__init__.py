@@ -1,0 +1,1 @@
+"""Your own pictures: scan a folder, decode, cache, and check before training."""

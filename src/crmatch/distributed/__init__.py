@@ -1,0 +1,1 @@
+"""One run on several processes: process group and synchronized batch norm."""

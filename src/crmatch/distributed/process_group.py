@@ -1,0 +1,172 @@
+"""One run on many processes: who takes part, who computes which rows, and what they tell each other.
+
+The backbone and the augmentation are data-parallel: each rank computes its rows of the batch, and the results are
+all-gathered. Heads, masks, running state and loss are replicated: every rank computes them on the full batch, so they are the
+same as with one process.
+
+Gradients: the gathered rows pass back their own gradient times the number of processes, and the mean over processes of every
+parameter's gradient is the gradient of the whole batch, whether the parameter was used apart (each process has a part of the
+sum, times the number) or together (each process has all of it).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from crmatch.errors import LostProcessError, RequestError
+
+TIMEOUT = 600.0
+"""Seconds without an answer after which another process counts as lost; one that dies is noticed at once."""
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """The place of this process among those of a run; by default it is alone, and nothing here does anything.
+
+    Attributes:
+        rank: from 0; the first one writes all files.
+        count: N.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and speaks."""
+        return self.rank == 0
+
+    def local_rows(self, rows: int) -> slice:
+        """The rows that this process computes, r n / N to (r + 1) n / N: as many as the others', or one less."""
+        return slice(self.rank * rows // self.count, (self.rank + 1) * rows // self.count)
+
+    def all_gather_rows(self, values: Tensor, rows: int) -> Tensor:
+        """All `rows` rows from the shares of all processes, without gradient."""
+        if self.count == 1:
+            return values
+        sizes = [len(range(rows)[replace(self, rank=rank).local_rows(rows)]) for rank in range(self.count)]
+        mine = values.new_zeros((max(sizes), *values.shape[1:]))
+        mine[: len(values)] = values
+        parts = [torch.empty_like(mine) for _ in sizes]
+        _exchange(dist.all_gather, parts, mine)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def run_data_parallel(self, function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+        """`function`, which maps rows to rows, of (N, ...) `values`: each process computes its share, all get the result."""
+        if self.count == 1:
+            return function(values)
+        own = _Split.apply(values, self)  # type: ignore[no-untyped-call]
+        result: Tensor = _Gather.apply(function(own), self, len(values))  # type: ignore[no-untyped-call]
+        return result
+
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """The sum of `values` over processes, without gradient."""
+        if self.count > 1:
+            values = values.detach().clone()
+            _exchange(dist.all_reduce, values)
+        return values
+
+    def sum(self, number: int) -> int:
+        """The sum of `number` over processes; exchanged on the CPU, so that no device is waited for."""
+        return number if self.count == 1 else int(self.all_reduce_sum(torch.tensor(number)))
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true on any process."""
+        return bool(self.sum(int(flag)))
+
+    def same(self, number: int) -> bool:
+        """Whether all processes have the same `number`."""
+        return bool((self.all_gather_rows(torch.tensor([number]), self.count) == number).all())
+
+    def main_first(self, action: Callable[[], Result]) -> Result:
+        """`action()` of the first process, then of all others: what one has written the others find."""
+        if not self.is_main:
+            self.sum(0)
+        result = action()
+        if self.is_main:
+            self.sum(0)
+        return result
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The mean over processes of every gradient, in one message."""
+        if self.count == 1:
+            return
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        flat = self.all_reduce_sum(torch.cat([gradient.flatten() for gradient in gradients])).div_(self.count)
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+        torch._foreach_copy_(gradients, [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)])
+
+
+SINGLE_PROCESS = ProcessGroup()
+
+
+def join(environment: Mapping[str, str] = os.environ, timeout: float = TIMEOUT) -> ProcessGroup:
+    """Meet the processes that `torchrun` started with this one: gloo between CPUs, NCCL between GPUs; alone where it did not.
+
+    Raises:
+        RequestError: there should be others, but not where.
+        LostProcessError: not all of them came.
+    """
+    count = int(environment.get("WORLD_SIZE", "1"))
+    if count == 1:
+        return SINGLE_PROCESS
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environment]:
+        command = "torchrun --nproc-per-node N -m crmatch train ..."
+        raise RequestError(f"WORLD_SIZE is {count}, but {', '.join(missing)} are not set.\nStart the processes with {command}")
+    if not dist.is_initialized():
+        gpus = torch.cuda.is_available() and dist.is_nccl_available()
+        if gpus:
+            torch.cuda.set_device(int(environment.get("LOCAL_RANK", "0")))
+        backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+        _exchange(dist.init_process_group, backend, timeout=timedelta(seconds=timeout))
+        atexit.register(dist.destroy_process_group)
+    return ProcessGroup(dist.get_rank(), dist.get_world_size())
+
+
+def _exchange(operation: Callable[..., Any], *values: Any, **choices: Any) -> None:
+    """One exchange with all other processes."""
+    try:
+        operation(*values, **choices)
+    except RuntimeError as error:
+        reason = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0]).split(". ")[0]
+        raise LostProcessError(
+            f"another process of this run ended or does not answer ({reason}).\n"
+            "The last checkpoint is unharmed: the same command continues, on as many processes as there are."
+        ) from error
+
+
+class _Split(torch.autograd.Function):
+    """All rows -> own rows; backward joins the gradients of all, of which each counts `count` times (see the module)."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, processes: ProcessGroup) -> Tensor:
+        ctx.processes, ctx.rows = processes, len(values)
+        return values[processes.local_rows(len(values))].clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.processes.all_gather_rows(gradient, ctx.rows) / ctx.processes.count, None
+
+
+class _Gather(torch.autograd.Function):
+    """Own rows -> all rows; backward keeps the gradient of the own rows, times `count` (see the module)."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, processes: ProcessGroup, rows: int) -> Tensor:
+        ctx.processes = processes
+        return processes.all_gather_rows(values, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient[ctx.processes.local_rows(len(gradient))] * ctx.processes.count, None, None

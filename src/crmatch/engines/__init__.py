@@ -1,0 +1,1 @@
+"""Run a list of specs: in this process, in several processes, or on a Ray cluster."""

@@ -1,0 +1,216 @@
+"""CRMatchClassifier: the methods of this package behind scikit-learn's contract.
+
+The same spec, data and seed give the same weights as the command line, to the bit: both hand an `Experiment` to the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import safetensors.torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+from torch import Tensor
+
+from crmatch.cli.display import Display
+from crmatch.data.images import UNLABELED, DataSet, ImageSet
+from crmatch.data.settings import GENERIC, Setting
+from crmatch.data.splits import given_split
+from crmatch.errors import RequestError
+from crmatch.estimator.inputs import InputFormat, are_paths, learn_format, read_labels
+from crmatch.methods import method_class
+from crmatch.predict.model import build_model
+from crmatch.runs.experiment import Experiment
+from crmatch.spec.recipes import recipe as make_recipe
+from crmatch.spec.run_spec import RunSpec, replace
+from crmatch.training.loop import Curves, train
+from crmatch.training.runtime import choose_runtime
+
+Array = NDArray[Any]
+EXPECTED_FAILED_CHECKS = {
+    "check_classifiers_classes": "the last part has classes -1 and 1, but -1 means unlabeled, as in sklearn.semi_supervised "
+    "(whose estimators this check exempts by their names); under such a name it passes",
+}
+"""Checks of scikit-learn that this estimator does not pass, each with the reason; published in docs/estimator.md."""
+
+
+class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Image classifier for few labels and many unlabeled images.
+
+    Args:
+        method: any of `crmatch show methods`.
+        recipe: `quick` (minutes on a CPU), `paper`, `usb` or `original`.
+        steps: length of training; None: the recipe's.
+        image_shape: (H, W) or (H, W, C) of the pictures in a two-dimensional X. Without it such an X is taken as features
+            without geometry: one gray square per row, and nothing moves pixels.
+        image_size: side of the training images; None: the recipe's choice.
+        mirror: whether mirror images keep their class; None: the recipe's choice, which is yes. Say no for text.
+        options: any other key of the spec, as `--set` takes them, e.g. `{"method.threshold": 0.9}`.
+        device: `auto`, `cpu` or `cuda`.
+        random_state: seed of everything; None draws one.
+        verbose: show progress.
+
+    Attributes:
+        classes_: sorted classes.
+        transduction_: the class of each training image, given or predicted.
+        history_: curves, one dict per log point.
+        n_iter_: steps taken.
+        spec_: everything about the run.
+        model_: the trained `crmatch.predict.model.Model`.
+    """
+
+    def __init__(
+        self,
+        method: str = "crmatch",
+        *,
+        recipe: str = "quick",
+        steps: int | None = None,
+        image_shape: Sequence[int] | None = None,
+        image_size: int | None = None,
+        mirror: bool | None = None,
+        options: Mapping[str, Any] | None = None,
+        device: str = "auto",
+        random_state: Any = 0,
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.recipe = recipe
+        self.steps = steps
+        self.image_shape = image_shape
+        self.image_size = image_size
+        self.mirror = mirror
+        self.options = options
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train.
+
+        Args:
+            X: pictures uint8 (N, H, W[, C]), rows of numbers (N, features), or N paths of picture files. Other numbers than
+                uint8 are scaled by the range seen here.
+            y: N classes; -1, NaN, None or "" where unlabeled. Where every image is labeled, all serve as unlabeled ones too.
+        """
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        X, labels = self._checked(X, reset=True), column_or_1d(y, warn=True)
+        check_consistent_length(X, labels)
+        self.classes_, known = read_labels(labels)
+        check_classification_targets(self.classes_)
+        if len(self.classes_) < 2:
+            found = f"one class only: {self.classes_[0]}" if len(self.classes_) else "no class"
+            raise RequestError(f"y holds {found} (-1 means unlabeled).\nLabel images of at least two classes.")
+        self.input_format_ = learn_format(X, self.image_shape)
+        self.spec_ = self._spec(self.input_format_, known)
+        images = self.input_format_.images(X, self.spec_.data.image_size)
+        self._train(ImageSet(images, known, tuple(str(name) for name in self.classes_)))
+        numbers = known.clone()
+        unlabeled = known == UNLABELED
+        if unlabeled.any():
+            numbers[unlabeled] = self.model_.predict_probabilities(images[unlabeled]).argmax(dim=1)
+        self.transduction_ = self.classes_[numbers.numpy()]
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities (N, K) of the classes, in the order of `classes_`."""
+        check_is_fitted(self)
+        images = self.input_format_.images(self._checked(X, reset=False), self.spec_.data.image_size)
+        probabilities: NDArray[np.float64] = self.model_.predict_probabilities(images).double().numpy()
+        return probabilities
+
+    def predict(self, X: Any) -> Array:
+        """The most probable class of each image."""
+        probabilities = self.predict_proba(X)
+        classes: Array = self.classes_[probabilities.argmax(axis=1)]
+        return classes
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy on the labeled entries; those whose label is unlabeled do not count."""
+        labels = column_or_1d(y)
+        known = (read_labels(labels)[1] != UNLABELED).numpy()
+        if not known.any():
+            raise RequestError("every entry of y is unlabeled: there is nothing to score.\nGive labels for some.")
+        weights = None if sample_weight is None else np.asarray(sample_weight)[known]
+        return float(accuracy_score(labels[known], self.predict(X)[known], sample_weight=weights))
+
+    def _checked(self, X: Any, reset: bool) -> Any:
+        """X as scikit-learn wants it checked: an array of finite numbers; paths as they are."""
+        if are_paths(X):
+            return X
+        if (np.ndim(X) if isinstance(X, list | tuple) else getattr(X, "ndim", 2)) > 2:
+            return check_array(X, allow_nd=True, ensure_2d=False, estimator=self)
+        return validate_data(self, X, reset=reset)
+
+    def _spec(self, form: InputFormat, known: Tensor) -> RunSpec:
+        """The recipe's spec with the keys that parameters and data change; `options` come last."""
+        labeled = int((known != UNLABELED).sum())
+        setting = Setting("array", max(1, round(labeled / len(self.classes_))), form.side, form.channels, GENERIC)
+        spec = make_recipe(setting, self.method, self.recipe)
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
+            seed = check_random_state(seed).randint(2**31)
+        asked = {
+            "seed": int(seed),
+            "plan.steps": self.steps,
+            "data.image_size": self.image_size,
+            "augmentation.mirror": self.mirror,
+            "data.unlabeled": "all" if labeled == len(known) else None,
+        }
+        if form.kind == "features":
+            if self.image_size is not None:
+                raise RequestError("image_size was given for features without geometry.\nGive image_shape too, or neither.")
+            asked |= {"data.image_size": form.side, "augmentation.padding": 0}
+            asked |= {"augmentation.mirror": False, "augmentation.geometry": False}
+            if "rotation_weight" in method_class(self.method).model_fields:
+                asked["method.rotation_weight"] = 0
+        changes = {key: value for key, value in asked.items() if value is not None}
+        return replace(spec, **{**changes, **(self.options or {})})
+
+    def _train(self, train_set: ImageSet) -> None:
+        spec = self.spec_
+        runtime = choose_runtime(self.device, spec.precision)
+        split = given_split(train_set.labels, spec.data.unlabeled)
+        experiment = Experiment(spec, DataSet(train_set, None), split, runtime)
+        training = experiment.training()
+        self.history_: list[Curves] = []
+        with Display(spec, quiet=not self.verbose) as display:
+            display.start(0, training.total_steps)
+
+            def log(line: Curves) -> None:
+                self.history_.append(line)
+                display.log(line)
+
+            train(training, experiment.observers(log, advance=display.advance))
+        self.n_iter_ = training.step
+        self.model_ = build_model(*experiment.deployed(training.models))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Plain values only: the network as the content of its safetensors file."""
+        state = dict(super().__getstate__())
+        if "model_" in state:
+            model = state["model_"]
+            state["model_"] = (safetensors.torch.save(model.network.deployed_state()), dict(model.config))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "model_" in state:
+            self.model_ = build_model(*state["model_"])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags

@@ -1,0 +1,1 @@
+"""A finished model at work: load it, predict pictures, export it, suggest labels."""

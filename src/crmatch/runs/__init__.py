@@ -1,0 +1,1 @@
+"""One run on disk: train it, resume it, its directory, its record, its cost."""

@@ -1,0 +1,1 @@
+"""What a run is: RunSpec and the recipes that make one. Imports no torch."""

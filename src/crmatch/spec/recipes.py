@@ -1,0 +1,180 @@
+"""Recipes: (setting, method, name) -> RunSpec, spec section 6.1. Imports no torch.
+
+`paper` is what the paper prints and FixMatch's protocol where it is silent, `usb` the public code of the peer, `original`
+each method's own paper, `quick` ours: minutes on a CPU instead of days on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from crmatch.atomic_files import checksum
+from crmatch.data.settings import Setting, parse_setting
+from crmatch.errors import RequestError, unknown_name_error
+from crmatch.methods import METHODS, build_method, method_class
+from crmatch.networks.config import NETWORKS, WideResNetConfig
+from crmatch.spec.run_spec import AugmentationSpec, DataSpec, RunSpec, differences, replace
+from crmatch.training.plan import TrainPlan
+
+EPOCH = 1024
+"""Steps of an "epoch" in this code family: 65,536 labeled images in batches of 64."""
+USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    "svhn": ((0.4380, 0.4440, 0.4730), (0.1751, 0.1771, 0.1744)),
+    "stl10": ((0.4408, 0.4278, 0.3867), (0.2682, 0.2612, 0.2686)),
+}
+"""Mean and deviation per channel as USB's code has them: CIFAR-10 with those of ImageNet."""
+
+
+def default_recipe(setting: Setting) -> str:
+    """`paper` for the paper's own data sets, `quick` for everything else."""
+    return "paper" if setting.is_benchmark else "quick"
+
+
+def recipe(setting: Setting, method: str = "crmatch", name: str | None = None) -> RunSpec:
+    """The spec of split 1, seed 0 for a method on a setting by a named recipe."""
+    name = name or default_recipe(setting)
+    if name not in RECIPES:
+        raise unknown_name_error("recipe", name, RECIPES)
+    if method not in METHODS:
+        raise unknown_name_error("method", method, METHODS)
+    spec = RECIPES[name](setting, method)
+    return replace(spec, **method_class(method).recipe_keys(name, setting))
+
+
+def _paper(setting: Setting, method: str) -> RunSpec:
+    ours = method == "crmatch"
+    epochs = setting.defaults.crmatch_epochs if ours else 1024
+    return RunSpec(
+        setting=setting.name,
+        recipe="paper",
+        data=_data(setting, setting.image_size, unlabeled="remaining" if ours else "all"),
+        augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="paper" if ours else "google"),
+        network=NETWORKS[setting.defaults.network],
+        method=build_method(method, _ties(method, "exclude" if ours else "include")),
+        plan=TrainPlan(steps=epochs * EPOCH, weight_decay=setting.defaults.weight_decay),
+        headline="last" if ours else "median_last_20",
+    )
+
+
+def _usb(setting: Setting, method: str) -> RunSpec:
+    wide = setting.image_size > 48
+    network = WideResNetConfig(
+        filters=32,
+        scales=4 if wide else 3,
+        first_stride=2 if wide else 1,
+        block="usb",
+        conv_bias="stem",
+        block_norm_epsilon=1e-5,
+    )
+    stem = setting.stem if setting.channels == 3 else None
+    mean, std = USB_STATISTICS.get(stem, ((0.5,), (0.5,)))
+    return RunSpec(
+        setting=setting.name,
+        recipe="usb",
+        data=_data(setting, setting.image_size, unlabeled="all", mean=mean, std=std),
+        augmentation=AugmentationSpec(mirror=setting.data != "digits", variant="usb"),
+        network=network,
+        method=build_method(method, _ties(method, "include")),
+        plan=TrainPlan(
+            steps=1024 * EPOCH, weight_decay=setting.defaults.weight_decay, evaluate_every=5120, checkpoint_every=5120
+        ),
+    )
+
+
+def _original(setting: Setting, method: str) -> RunSpec:
+    """As `paper`, but for what a method's own paper does otherwise (its `recipe_keys`)."""
+    return _paper(setting, method).model_copy(update={"recipe": "original"})
+
+
+def _quick(setting: Setting, method: str) -> RunSpec:
+    digits = setting.data == "digits"
+    size = setting.image_size if setting.image_size < 32 else 16 if setting.image_size == 32 else 32
+    decay = 0.99 if digits else 0.998
+    steps = 1000 if digits else 3000
+    return RunSpec(
+        setting=setting.name,
+        recipe="quick",
+        data=_data(setting, size),
+        augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
+        network=WideResNetConfig(filters=32 if setting.channels == 3 else 16, repeat=1, norm_momentum=0.1),
+        method=build_method(method, _ties(method, "exclude")),
+        plan=TrainPlan(
+            steps=steps,
+            labeled_batch_size=16,
+            unlabeled_batch_size=112,
+            weight_decay=setting.defaults.weight_decay,
+            ema_decay=decay,
+            ema_warmup=True,
+            evaluate_every=steps // 20,
+            log_every=steps // 100,
+            checkpoint_every=steps // 20,
+        ),
+    )
+
+
+RECIPES: dict[str, Callable[[Setting, str], RunSpec]] = {
+    "paper": _paper,
+    "usb": _usb,
+    "original": _original,
+    "quick": _quick,
+}
+
+
+def setting_of(spec: RunSpec, data_dir: Path | None = None) -> Setting:
+    """The setting a spec was made for."""
+    labels_file = Path(spec.data.labels_file) if spec.data.labels_file else None
+    return parse_setting(spec.data.folder or spec.setting, data_dir, labels_file)
+
+
+def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
+    """Every key, in order, whose value is not that of the spec's own recipe."""
+    base = recipe(setting, spec.method.name, spec.recipe)
+    named = ("split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum")
+    return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
+
+
+def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
+    """The `crmatch train` command whose run is `spec`, for a shell; `options` are put at its end."""
+    words = ["crmatch", "train", spec.data.folder or spec.setting]
+    words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
+    words += ["--method", spec.method.name] if spec.method.name != "crmatch" else []
+    words += ["--recipe", spec.recipe] if spec.recipe != default_recipe(setting) else []
+    words += ["--split", str(spec.split)] if spec.split != 1 else []
+    words += ["--seed", str(spec.seed)] if spec.seed else []
+    for key, value in changed_keys(spec, setting).items():
+        if key == "plan.steps":
+            words += ["--steps", str(value)]
+        else:
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join([*words, *options])
+
+
+def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
+    """Where the images are, at which size, split by which rule."""
+    return DataSpec(
+        folder=str(setting.folder) if setting.folder else None,
+        labels_file=str(setting.labels_file) if setting.labels_file else None,
+        labels_checksum=_content(setting.labels_file) if setting.labels_file else None,
+        image_size=image_size,
+        split_rule=setting.defaults.split_rule,
+        **choices,
+    )
+
+
+def _content(labels_file: Path) -> str:
+    try:
+        return checksum(labels_file.read_bytes())[:8]
+    except OSError as error:
+        reason = f"{labels_file} cannot be read: {str(error.strerror).lower()}"
+        raise RequestError(f"{reason}.\n--labels takes a CSV file with the header path,label.") from error
+
+
+def _ties(method: str, ties: str) -> dict[str, Any]:
+    """The choice of ties for methods that have one."""
+    return {"ties": ties} if "ties" in method_class(method).model_fields else {}

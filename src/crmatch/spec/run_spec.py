@@ -1,0 +1,183 @@
+"""RunSpec: one frozen, validated value that says everything about a run. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+
+from crmatch.errors import CRMatchError, RequestError, unknown_name_error
+from crmatch.methods import build_method
+from crmatch.methods.base import Method
+from crmatch.networks.config import NetworkConfig, WideResNetConfig
+from crmatch.strict_model import StrictModel
+from crmatch.training.plan import TrainPlan
+
+NUMERICS = 3
+"""Raised when a change moves golden losses; records carry it and tables show it."""
+
+
+class DataSpec(StrictModel):
+    """Which images at which size, and which of them count as unlabeled."""
+
+    folder: str | None = None
+    """A folder of pictures of one's own; None: the data set that the setting names."""
+    labels_file: str | None = None
+    """A labels.csv that comes before the folder's own, or that adds labels to those of a setting."""
+    labels_checksum: str | None = None
+    """8 hex digits of that file's content, so that new labels are a new run."""
+    image_size: int = Field(32, ge=8, le=512)
+    unlabeled: Literal["remaining", "all"] = "remaining"
+    """Whether the labeled images are among the unlabeled ones."""
+    split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
+    """The same number of labels for every class, as the training set is distributed, or the set's published folds."""
+    mean: tuple[float, ...] = (0.5,)
+    """Per channel (one value serves all), for pixels scaled to 0..1."""
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
+
+
+class AugmentationSpec(StrictModel):
+    """Weak augmentation and the strong policy."""
+
+    mirror: bool = True
+    padding: int | None = Field(None, ge=0)
+    """Pixels by which the weak crop may move; None: an eighth of the side."""
+    padding_mode: Literal["reflect", "zero"] = "reflect"
+    """What the moved crop shows beyond the image: its mirror image, or black."""
+    rotation: float = Field(0.0, ge=0, le=180)
+    """Degrees by which the weak view may be turned, either way (deep label propagation: 10 on mini-ImageNet)."""
+    jitter: bool = False
+    """Whether the weak view's colors are jittered by ColorJitter(0.4, 0.4, 0.4, 0.1) (PLCB on mini-ImageNet)."""
+    policy: Literal["randaugment", "ctaugment"] = "randaugment"
+    variant: Literal["paper", "google", "author", "kekmodel", "usb", "featmatch"] = "paper"
+    """Which RandAugment."""
+    cutout: bool = True
+    """Whether a gray square ends every strong view (ReMixMatch and FeatMatch have none)."""
+    geometry: bool = True
+    """Whether strong views may move pixels (rotate, shear, translate, rescale); not where images have no geometry."""
+
+
+def _as_method(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return build_method(str(value.get("name", "crmatch")), value)
+    return value
+
+
+class RunSpec(StrictModel):
+    """Everything about a run but where it computes."""
+
+    setting: str
+    recipe: str
+    split: int = Field(1, ge=1)
+    seed: int = 0
+    data: DataSpec = DataSpec()
+    augmentation: AugmentationSpec = AugmentationSpec()
+    network: NetworkConfig = WideResNetConfig()
+    method: Annotated[SerializeAsAny[Method], BeforeValidator(_as_method)]
+    plan: TrainPlan
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16: the backbone's values in training; weights, heads, losses and evaluation stay in fp32."""
+    headline: Literal["last", "median_last_20"] = "last"
+    """Which error counts: that of the final model, or the median of the last 20 evaluations (FixMatch's protocol)."""
+
+    @model_validator(mode="after")
+    def _crop_stays_inside(self) -> Self:
+        if self.padding >= self.data.image_size:
+            raise ValueError(f"augmentation.padding {self.padding} must be below data.image_size {self.data.image_size}")
+        return self
+
+    @property
+    def padding(self) -> int:
+        """Pixels by which the weak crop may move."""
+        chosen = self.augmentation.padding
+        return self.data.image_size // 8 if chosen is None else chosen
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return self.model_dump(mode="json")
+
+    @property
+    def hash(self) -> str:
+        """8 hex digits of the spec's content."""
+        content = json.dumps(self.to_json(), sort_keys=True).encode()
+        return hashlib.blake2b(content, digest_size=4).hexdigest()
+
+
+def parse_spec(values: Mapping[str, Any]) -> RunSpec:
+    """A spec from JSON values; raises `RequestError` with the key, the value found and what would work."""
+    return _validated(values)
+
+
+def replace(spec: RunSpec, **changes: Any) -> RunSpec:
+    """A new spec with dotted keys changed, e.g. `replace(spec, **{"method.threshold": 0.9})`; the result is validated."""
+    values = spec.to_json()
+    for key, value in changes.items():
+        _set(values, key, value)
+    return _validated(values)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of every leaf; lists are leaves."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def differences(first: RunSpec, second: RunSpec) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ, with both; None where a spec has no such key."""
+    one, two = dict(flatten(first.to_json())), dict(flatten(second.to_json()))
+    return {key: (one.get(key), two.get(key)) for key in {**one, **two} if one.get(key) != two.get(key)}
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """`key=value` texts as a dictionary; values are JSON where they parse as such, else text."""
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise RequestError(f"--set {assignment!r} has no '='.\nWrite key=value, for example method.threshold=0.9")
+        try:
+            changes[key] = json.loads(text)
+        except json.JSONDecodeError:
+            changes[key] = {"True": True, "False": False, "None": None}.get(text, text)
+    return changes
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, leaf = key.split(".")
+    target: Any = values
+    for section in sections:
+        target = target.get(section) if isinstance(target, dict) else None
+    if not isinstance(target, dict) or leaf not in target:
+        known = [name for name, _ in flatten(values)]
+        siblings = [name for name in known if name.startswith(f"{sections[0]}.")] if sections else []
+        raise unknown_name_error("key", key, siblings or known)
+    if isinstance(target[leaf], dict) and not isinstance(value, dict):
+        inside = ", ".join(f"{key}.{name}" for name in target[leaf])
+        raise RequestError(f"{key} is a section, not a value.\nIts keys: {inside}")
+    target[leaf] = value
+
+
+def _validated(values: Mapping[str, Any]) -> RunSpec:
+    try:
+        return RunSpec.model_validate(values)
+    except ValidationError as error:
+        cause = error.errors()[0].get("ctx", {}).get("error")
+        raise cause if isinstance(cause, CRMatchError) else RequestError(_explain(error)) from error
+
+
+def _explain(error: ValidationError) -> str:
+    """At most two lines: which key, what was found, what would work; further problems are counted."""
+    first, *others = error.errors()
+    path = [str(part) for part in first["loc"] if part not in ("wide_resnet", "resnet18")]
+    where = ".".join(path) or "the spec"
+    found = first["input"]
+    shown = f", found {found!r}" if not isinstance(found, Mapping | BaseModel) else ""
+    what = first["msg"].removeprefix("Value error, ")
+    more = f" ({len(others)} more problem{'s' * (len(others) > 1)})" if others else ""
+    return f"{where}: {what[:1].lower()}{what[1:]}{shown}{more}.\nShow all keys: crmatch show config SETTING"

@@ -1,0 +1,86 @@
+"""`crmatch data` and `crmatch train` on fetched archives and on a corpus with broken pictures, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from official_archives import MAKERS, QUICK, Server, entry, loopback
+from picture_corpus import write_corpus
+
+from conftest import Outcome
+from crmatch.data.official import fetch as fetching
+
+Command = Callable[..., Outcome]
+SHORT = ["--recipe=quick", "--set=plan.steps=3", "--set=network.filters=8"]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with loopback() as running:
+        yield running
+
+
+def offer(server: Server, monkeypatch: pytest.MonkeyPatch, name: str, *manners: str) -> None:
+    """Let the commands fetch the small official set `name` from the loopback server."""
+    made = MAKERS[name]()
+    small = {name: entry(name, made.files, server.serve(made.files, *manners))}
+    monkeypatch.setitem(fetching.fetch.__kwdefaults__, "catalog", small)
+    monkeypatch.setitem(fetching.fetch.__kwdefaults__, "patience", QUICK)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_fetch_continues_a_dropped_download_and_the_set_trains(
+    crmatch: Command, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    offer(server, monkeypatch, name, "drop")
+    outcome = crmatch("data", "fetch", name, "--data-dir", tmp_path, "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out) == {"packed": str(tmp_path / f"{name}.npz")}
+    assert name in crmatch("data", "list", "--data-dir", tmp_path).out
+    sheet = crmatch("show", "data", name, "--data-dir", tmp_path, "--out", tmp_path / "sheet.png")
+    assert sheet.code == 0, sheet.err
+    if name in ("cifar100", "stl10"):
+        return  # so small an archive lacks images of some classes
+    rule = ["--set=data.split_rule=balanced", "--set=data.unlabeled=all"]
+    trained = crmatch("train", f"{name}@1", "--data-dir", tmp_path, "--out", tmp_path / "runs", *SHORT, *rule)
+    assert trained.code == 0, trained.err
+
+
+@pytest.mark.parametrize("manner", ["wrong", "hang", "missing"])
+def test_a_download_that_cannot_succeed_ends_in_two_lines_and_code_3(
+    crmatch: Command, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manner: str
+) -> None:
+    made = MAKERS["cifar10"]()
+    served = {file: b"x" * len(content) if manner == "wrong" else content for file, content in made.files.items()}
+    if manner == "missing":
+        addresses = {file: (f"{urls[0]}.gone",) for file, urls in server.serve(served).items()}
+    else:
+        addresses = server.serve(served, *(["hang"] if manner == "hang" else []))
+    monkeypatch.setitem(fetching.fetch.__kwdefaults__, "catalog", {"cifar10": entry("cifar10", made.files, addresses)})
+    monkeypatch.setitem(fetching.fetch.__kwdefaults__, "patience", QUICK)
+    outcome = crmatch("data", "fetch", "cifar10", "--data-dir", tmp_path)
+    assert outcome.code == 3
+    assert len([line for line in outcome.err.splitlines() if line.strip()]) <= 2, outcome.err
+    assert not (tmp_path / "cifar10.npz").exists()
+
+
+def test_training_on_a_corpus_with_fifty_broken_pictures_works_and_names_them(crmatch: Command, tmp_path: Path) -> None:
+    broken = write_corpus(tmp_path / "corpus")
+    arguments = ["--data-dir", tmp_path / "cache", "--out", tmp_path / "runs", *SHORT]
+    outcome = crmatch("train", tmp_path / "corpus", *arguments)
+    assert outcome.code == 0, outcome.err
+    assert "cannot be read: 50" in outcome.err
+    assert all(path in outcome.err for path in broken)
+
+
+def test_a_contact_sheet_of_a_folder_is_drawn(crmatch: Command, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus")
+    out = tmp_path / "sheet.png"
+    outcome = crmatch("show", "data", tmp_path / "corpus", "--data-dir", tmp_path / "cache", "--out", out)
+    assert outcome.code == 0, outcome.err
+    assert out.stat().st_size > 1000

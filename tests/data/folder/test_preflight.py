@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from picture_corpus import draw, encoded, oriented, picture, seed_of, write_corpus
+
+from crmatch.data.folder.preflight import Preflight, preflight
+from crmatch.data.folder.scan import read_folder, scan_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    draw(root, *(f"labeled/{name}/{row}.png" for name in ("cat", "dog") for row in range(3)))
+    draw(root, *(f"unlabeled/{row}.png" for row in range(5)), "test/cat/0.png", "test/dog/0.png")
+    return root
+
+
+def look(folder: Path, image_size: int | None = None) -> Preflight:
+    index = scan_folder(folder)
+    found = preflight(index, read_folder(index, image_size, folder.parent / "cache"))
+    json.dumps(found.to_json())
+    return found
+
+
+def warned(folder: Path, *words: str) -> bool:
+    return any(all(word in warning for word in words) for warning in look(folder).warnings)
+
+
+def test_a_good_folder_has_no_warnings(folder: Path) -> None:
+    found = look(folder)
+    assert [tuple(item) for item in found.classes] == [("cat", 3, 1), ("dog", 3, 1)]
+    assert (found.unlabeled, found.test, found.channels, found.image_size) == (5, 2, 3, 16)
+    assert found.warnings == ()
+    assert found.lines() == [
+        f"{folder}: 6 labeled pictures of 2 classes, 5 unlabeled, 2 for testing; color",
+        "  cat: 3 labeled, 1 for testing",
+        "  dog: 3 labeled, 1 for testing",
+        "all pictures are 16x16 and used as they are",
+    ]
+
+
+def test_copies_across_parts_are_found_whatever_their_format(folder: Path) -> None:
+    shutil.copy(folder / "labeled/cat/0.png", folder / "unlabeled/copy.png")
+    bitmap = encoded(picture(seed_of("unlabeled/1.png"), "RGB", 16, 16), "BMP")
+    (folder / "test/cat/again.bmp").write_bytes(bitmap)
+    shutil.copy(folder / "labeled/dog/0.png", folder / "labeled/cat/dog.png")
+    shutil.copy(folder / "unlabeled/2.png", folder / "unlabeled/2 copy.png")
+    found = look(folder)
+    assert {item.paths: item.roles for item in found.duplicates} == {
+        ("labeled/cat/0.png", "unlabeled/copy.png"): ("labeled", "unlabeled"),
+        ("unlabeled/1.png", "test/cat/again.bmp"): ("unlabeled", "test"),
+        ("labeled/cat/dog.png", "labeled/dog/0.png"): ("labeled", "labeled"),
+    }
+    assert found.copies == 1
+    assert [(item.leaks, item.contradicts) for item in found.duplicates] == [(False, False), (False, True), (True, False)]
+    assert len(found.warnings) == 4
+    assert warned(folder, "test pictures that are training pictures too: 1")
+    assert warned(folder, "contradicting labels: 1")
+    assert warned(folder, "among the unlabeled ones too: 1")
+    assert warned(folder, "repeat another one", "1")
+    assert "  unlabeled/1.png = test/cat/again.bmp" in found.lines()
+
+
+def test_few_and_uneven_labels_are_said(folder: Path) -> None:
+    draw(folder, "labeled/horse/1.png", *(f"labeled/cat/{row}.png" for row in range(3, 12)))
+    assert warned(folder, "one label only for horse")
+    assert warned(folder, "uneven labels: 12 for cat, 1 for horse")
+    assert warned(folder, "no test pictures of horse")
+
+
+def test_missing_parts_are_said(folder: Path) -> None:
+    shutil.rmtree(folder / "unlabeled")
+    shutil.rmtree(folder / "test")
+    assert warned(folder, "no unlabeled pictures")
+    assert warned(folder, "no test/<class>/ folder")
+    (folder / "labeled/cat/IMG.HEIC").write_text("nothing")
+    assert warned(folder, "files of other kinds, ignored: 1 .heic")
+
+
+def test_a_class_without_readable_labels_is_said(folder: Path) -> None:
+    for row in range(3):
+        (folder / f"labeled/dog/{row}.png").write_text("dog")
+    assert warned(folder, "no labeled picture of dog can be read")
+
+
+@pytest.mark.parametrize(
+    ("size", "image_size", "words"),
+    [
+        ((48, 64), None, "center-cropped from 48x64 to 48x48"),
+        ((96, 64), 32, "resized and center-cropped from 96x64 to 32x32"),
+        ((28, 28), 32, "resized from 28x28 to 32x32"),
+    ],
+)
+def test_what_will_be_done_is_said(tmp_path: Path, size: tuple[int, int], image_size: int | None, words: str) -> None:
+    draw(tmp_path / "p", "labeled/a/1.png", "labeled/b/1.png", "unlabeled/1.png", size=size)
+    assert look(tmp_path / "p", image_size).treatment == f"all pictures are {words}"
+
+
+def test_photos_with_orientation_are_cropped_upright_and_it_is_said(tmp_path: Path) -> None:
+    for number, path in enumerate(("labeled/a/1.jpg", "labeled/b/1.jpg", "unlabeled/1.jpg")):
+        (tmp_path / "p" / path).parent.mkdir(parents=True)
+        (tmp_path / "p" / path).write_bytes(oriented(picture(number, "RGB", 64, 48), 6))
+    assert look(tmp_path / "p").treatment == "all pictures are center-cropped from 48x64 to 48x48"
+
+
+def test_mixed_sizes_are_said(tmp_path: Path) -> None:
+    draw(tmp_path / "p", "labeled/a/1.png", size=(20, 31))
+    draw(tmp_path / "p", "labeled/b/1.png", "labeled/b/2.png", size=(64, 64))
+    draw(tmp_path / "p", "unlabeled/1.png", size=(300, 100))
+    found = look(tmp_path / "p")
+    assert found.treatment == (
+        "3 different sizes from 20x31 to 300x100: resized to a shorter side of 64, then center-cropped to 64x64"
+    )
+    assert found.sizes[0] == (64, 64, 2)
+    assert warned(tmp_path / "p", "enlarged more than twofold: 1")
+    assert warned(tmp_path / "p", "center-cropping takes more than half: 1")
+
+
+def test_all_fifty_broken_pictures_are_in_the_report(tmp_path: Path) -> None:
+    broken = write_corpus(tmp_path / "p", 100)
+    assert len(broken) == 50
+    found = look(tmp_path / "p")
+    assert {named.path for named in found.unreadable} == broken
+    assert {item["path"] for item in found.to_json()["unreadable"]} == broken
+    text = "\n".join(found.lines())
+    assert all(f"  {path}: " in text for path in broken)
+    assert "cannot be read: 50" in found.lines()
+    assert "  and 47 more" in found.lines(3)
+
+
+def test_strange_names_stay_on_their_line(folder: Path) -> None:
+    draw(folder, "labeled/two\nlines\x1b[31m/1.png", "labeled/<script>/1.png")
+    (folder / "unlabeled/bad\nname.png").write_text("nothing")
+    lines = look(folder).lines()
+    assert "  two\\nlines\\x1b[31m: 1 labeled, 0 for testing" in lines
+    assert "  <script>: 1 labeled, 0 for testing" in lines
+    assert all(line.isprintable() for line in lines)

@@ -1,0 +1,191 @@
+"""Two processes give what one gives; what they exchange; how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import safetensors.torch
+import torch
+import two_processes
+from torch import Tensor
+
+from conftest import write_packed
+from crmatch.data.settings import parse_setting
+from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup, join
+from crmatch.errors import RequestError
+from crmatch.runs.directory import run_directory
+from crmatch.runs.run import run
+
+TESTS = Path(__file__).resolve().parents[1]
+LAST_WORD = 40
+"""Seconds until the end of a process that lost another; far below any timeout of the exchange."""
+
+
+def start(*command: object, **variables: object) -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(TESTS), str(TESTS / "training"), *sys.path])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **{k: str(v) for k, v in variables.items()}}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, command)], env=environment, **pipes)
+
+
+def start_two(*command: object) -> list[subprocess.Popen[str]]:
+    """The command twice, with the variables that torchrun sets."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": 2}
+    return [start(*command, RANK=rank, LOCAL_RANK=rank, **meeting) for rank in range(2)]
+
+
+class Two(NamedTuple):
+    folder: Path
+    ranks: list[dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
+    """What two processes computed, each by itself."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "data").mkdir()
+    write_packed(folder / "data" / "stripes.npz")
+    processes = start_two(two_processes.__file__, folder)
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    return Two(folder, [safetensors.torch.load_file(folder / f"{rank}.safetensors") for rank in range(2)])
+
+
+@pytest.fixture(scope="module")
+def one(two: Two) -> dict[str, Tensor]:
+    """The same traces from this process alone."""
+    return two_processes.traces(two.folder / "data", SINGLE_PROCESS)
+
+
+def close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance, msg=lambda text: f"{name}: {text}")
+
+
+def of_method(traced: dict[str, Tensor], case: str) -> dict[str, Tensor]:
+    return {name: value for name, value in traced.items() if name.startswith(f"{case}/")}
+
+
+@pytest.mark.parametrize("method", two_processes.LONG + two_processes.SHORT)
+def test_two_processes_train_as_one_does(one: dict[str, Tensor], two: Two, method: str) -> None:
+    expected, actual = of_method(one, f"{method}/fp64"), of_method(two.ranks[0], f"{method}/fp64")
+    assert expected.keys() == actual.keys()
+    for name, value in expected.items():
+        exact = "/view/" in name or not value.dtype.is_floating_point
+        close(name, actual[name], value, 0 if exact else 1e-9)
+
+
+@pytest.mark.parametrize("method", two_processes.LONG)
+def test_first_steps_agree_in_single_precision(one: dict[str, Tensor], two: Two, method: str) -> None:
+    for step in range(2):
+        name = f"{method}/fp32/{step}/loss"
+        close(name, two.ranks[0][name], one[name], 1e-5)
+
+
+def test_all_processes_have_the_same_losses_masks_rates_states_and_weights_to_the_bit(two: Two) -> None:
+    first, second = two.ranks
+    assert first.keys() == second.keys()
+    assert any("/rates" in name for name in first)
+    assert any("/used" in name for name in first)
+    assert any("/state/memory.certainty" in name for name in first)
+    assert [name for name, value in first.items() if not torch.equal(value, second[name])] == []
+
+
+@pytest.mark.parametrize("method", two_processes.RECOMPUTED)
+def test_two_processes_that_recompute_compute_the_same_to_the_bit(two: Two, method: str) -> None:
+    """Recomputing exchanges batch statistics in the backward pass, by all processes in the same order."""
+    expected, actual = (of_method(two.ranks[0], f"{method}/{kind}") for kind in ("fp64", "recomputed"))
+    assert len(expected) == len(actual)
+    assert all(torch.equal(value, actual[name.replace("/fp64/", "/recomputed/")]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7], ids="{} rows".format)
+def test_the_joint_norm_is_the_batch_norm_of_all_rows(two: Two, rows: int) -> None:
+    """Outputs, gradients of inputs, weights and biases, running statistics; also where one process has no row."""
+    expected = two_processes.normalized(rows, SINGLE_PROCESS)
+    for name, value in expected.items():
+        close(name, two.ranks[0][f"norm/{name}"], value, 1e-9)
+
+
+def test_dropout_keeps_what_it_keeps_alone(two: Two) -> None:
+    assert torch.equal(two.ranks[0]["dropout"], two_processes.dropped(SINGLE_PROCESS))
+    assert two.ranks[0]["dropout"].unique().tolist() == [0, 2]
+
+
+def test_a_stop_asked_of_one_stops_all_and_one_process_continues(
+    one: dict[str, Tensor], two: Two, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [int(rank["stopped"]) for rank in two.ranks] == [two_processes.STOP] * 2
+    data_dir = two.folder / "data"
+    spec = two_processes.spec_of(data_dir, "crmatch")
+    record = run(spec, two.folder / "runs", data_dir=data_dir)
+    assert "began with 2 processes and continues with 1: the result will not be equal to the bit" in caplog.text
+    assert record.machine["processes"] == 1
+    weights = safetensors.torch.load_file(run_directory(two.folder / "runs", spec, parse_setting(spec.setting, data_dir)).model)
+    for name, value in weights.items():
+        close(name, value, one[f"crmatch/fp64/average/{name}"], 1e-9)
+
+
+def tiny_command(folder: Path, steps: int) -> list[object]:
+    data_dir = folder / "data"
+    data_dir.mkdir()
+    write_packed(data_dir / "stripes.npz")
+    keys = {"network.filters": 4, "plan.labeled_batch_size": 6, "plan.unlabeled_batch_size": 12, "plan.log_every": 2}
+    changes = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
+    places = ["--data-dir", data_dir, "--out", folder / "runs"]
+    return ["train", "stripes@2", *places, "--steps", steps, "--recipe", "quick", *changes]
+
+
+def test_a_killed_process_ends_the_other_with_a_message(tmp_path: Path) -> None:
+    """Also where the one that speaks is dead."""
+    processes = start_two("-m", "crmatch", *tiny_command(tmp_path, 100_000))
+    try:
+        until = time.monotonic() + 60
+        while not any(file.stat().st_size for file in tmp_path.glob("runs/*/*/*/metrics.jsonl")):
+            assert time.monotonic() < until
+            assert [process.poll() for process in processes] == [None, None]
+            time.sleep(0.1)
+        processes[0].send_signal(signal.SIGKILL)
+        _, errors = processes[1].communicate(timeout=LAST_WORD)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert processes[1].returncode == 75
+    assert "crmatch: another process of this run ended or does not answer" in errors
+    assert "The last checkpoint is unharmed: the same command continues" in errors
+    assert "Traceback" not in errors
+
+
+def test_torchrun_trains_one_run_and_one_process_speaks(tmp_path: Path) -> None:
+    command = tiny_command(tmp_path, 4)
+    torchrun = start("-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "crmatch", *command, "--json")
+    out, errors = torchrun.communicate(timeout=90)
+    assert torchrun.returncode == 0, errors
+    record = json.loads(out)
+    assert record["machine"]["processes"] == 2
+    assert record["steps"] == 4
+
+
+def test_shares_cover_all_rows_and_differ_by_one_at_most() -> None:
+    for rows in (0, 1, 5, 64, 2304):
+        for count in (1, 2, 3, 8):
+            shares = [range(rows)[ProcessGroup(rank, count).local_rows(rows)] for rank in range(count)]
+            assert [row for share in shares for row in share] == list(range(rows))
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_process_that_torchrun_did_not_start_is_alone() -> None:
+    assert join({}) == join({"WORLD_SIZE": "1", "RANK": "0"}) == SINGLE_PROCESS
+    with pytest.raises(RequestError, match="WORLD_SIZE is 2, but MASTER_ADDR, MASTER_PORT are not set"):
+        join({"WORLD_SIZE": "2", "RANK": "0"})

@@ -1,0 +1,191 @@
+"""The estimator: the command line's weights, every kind of X and y, and the tools of scikit-learn around it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+
+from conftest import Outcome
+from crmatch import CRMatchClassifier
+from crmatch.data.load import load_data
+from crmatch.data.splits import make_split
+from crmatch.methods import METHODS
+
+README = Path(__file__).parents[2] / "README.md"
+SHORT = {
+    "network.filters": 4, "plan.labeled_batch_size": 6, "plan.unlabeled_batch_size": 12,
+    "plan.evaluate_every": 4, "plan.log_every": 2, "plan.checkpoint_every": 8,
+}  # fmt: skip
+
+
+def short(method: str = "crmatch", **parameters: Any) -> CRMatchClassifier:
+    parameters = {"steps": 8, "device": "cpu", **parameters}
+    return CRMatchClassifier(method, options={**SHORT, **parameters.pop("options", {})}, **parameters)
+
+
+@pytest.fixture(scope="module")
+def stripes() -> tuple[np.ndarray, np.ndarray]:
+    """48 gray 8x8 pictures of two classes: bright above or bright below; a third of them labeled."""
+    random = np.random.default_rng(0)
+    X = random.integers(0, 60, (48, 8, 8), dtype=np.uint8)
+    y = np.arange(48) % 2
+    X[y == 0, :4] += 150
+    X[y == 1, 4:] += 150
+    return X, np.where(np.arange(48) % 3, -1, y)
+
+
+def weights(estimator: CRMatchClassifier) -> bytes:
+    return safetensors.torch.save(estimator.model_.network.deployed_state())
+
+
+def test_the_command_line_gives_the_same_weights_to_the_bit(crmatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    same = {**SHORT, "plan.steps": 6, "plan.ema_decay": 0.99, "method.rotation_images": 4}
+    assignments = [f"--set={key}={json.dumps(value)}" for key, value in same.items()]
+    outcome = crmatch("train", "digits@4", "--seed", 3, "--out", tmp_path, *assignments, "--json")
+    assert outcome.code == 0, outcome.err
+    data = load_data("digits")
+    split = make_split(data, 4, 1, "balanced", "remaining")
+    y = np.full(len(data.train), -1)
+    y[split.labeled] = data.train.labels[split.labeled]
+    estimator = CRMatchClassifier(mirror=False, options=same, device="cpu", random_state=3).fit(
+        data.train.images[:, 0].numpy(), y
+    )
+    run = Path(json.loads(outcome.out)["run"])
+    assert weights(estimator) == (run / "model.safetensors").read_bytes()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss/total"] for line in estimator.history_] == [line["loss/total"] for line in lines]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_by_its_name(stripes: tuple[np.ndarray, np.ndarray], method: str) -> None:
+    X, y = stripes
+    estimator = short(method, steps=2).fit(X, y)
+    assert estimator.n_iter_ == 2
+    assert estimator.predict_proba(X[:5]).sum(axis=1) == pytest.approx(np.ones(5), abs=1e-6)
+    features = short(method, steps=2).fit(X.reshape(48, 64)[:, :50], y)
+    assert features.spec_.augmentation.geometry is features.spec_.augmentation.mirror is False
+
+
+@pytest.mark.parametrize("unlabeled", [-1, None, np.nan, ""], ids=["minus one", "none", "nan", "empty text"])
+def test_every_mark_of_unlabeled_means_the_same(stripes: tuple[np.ndarray, np.ndarray], unlabeled: Any) -> None:
+    X, y = stripes
+    names = np.array(["above", "below"], object)[y]
+    names[y == -1] = unlabeled
+    estimator = short().fit(X, names)
+    assert estimator.classes_.tolist() == ["above", "below"]
+    assert weights(estimator) == weights(short().fit(X, y))
+    assert estimator.transduction_[::3].tolist() == names[::3].tolist()
+    assert estimator.transduction_[1:].tolist()[1] == estimator.predict(X)[2]
+    assert estimator.score(X, names) == np.mean(estimator.predict(X[::3]) == names[::3])
+
+
+def test_nan_in_numbers_is_unlabeled_and_text_minus_one_is_refused(stripes: tuple[np.ndarray, np.ndarray]) -> None:
+    X, y = stripes
+    floats = np.where(y == -1, np.nan, y.astype(float))
+    assert weights(short().fit(X, floats)) == weights(short().fit(X, y))
+    with pytest.raises(ValueError, match='text with "-1"'):
+        short().fit(X, y.astype(str))
+    with pytest.raises(ValueError, match="nothing to score"):
+        short().fit(X, y).score(X, np.full(48, -1))
+
+
+def test_paths_shapes_and_scaled_numbers_are_the_same_pictures(stripes: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    X, y = stripes
+    X = X.copy()
+    X[0, 0, :2] = 0, 255  # the whole range, so that scaling changes nothing
+    expected = weights(short().fit(X, y))
+    paths = [tmp_path / f"{row}.png" for row in range(48)]
+    for path, pixels in zip(paths, X, strict=True):
+        Image.fromarray(pixels).save(path)
+    assert weights(short().fit(X[..., None], y)) == expected
+    assert weights(short(image_shape=(8, 8)).fit(X.reshape(48, 64), y)) == expected
+    assert weights(short().fit(X / 255, y)) == expected
+    by_path = short().fit(paths, y)
+    assert weights(by_path) == expected
+    assert (by_path.predict_proba(np.array(paths[:7], object)) == short().fit(X, y).predict_proba(X[:7])).all()
+    paths[3].write_text("no picture")
+    with pytest.raises(ValueError, match=r"1 of 48 pictures cannot be read: .*3\.png"):
+        short().fit(paths, y)
+
+
+def test_features_are_scaled_by_what_fit_saw_and_clipped(stripes: tuple[np.ndarray, np.ndarray]) -> None:
+    random = np.random.default_rng(0)
+    X, y = random.normal(size=(30, 70)) * 9, np.arange(30) % 3
+    estimator = short(steps=2).fit(X, y)
+    form = estimator.input_format_
+    assert (form.kind, form.side) == ("features", 9)
+    images = form.images(np.stack([X.min(axis=0) - 5, X.max(axis=0) + 5]), 9).flatten(1)
+    assert images[0].eq(0).all()
+    assert images[1, :70].eq(255).all()
+    assert images[1, 70:].eq(0).all()
+    assert "rotation" not in estimator.history_[-1]
+    assert estimator.spec_.padding == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "shape", "message"),
+    [
+        ({"image_shape": (8, 9)}, (48, 64), "does not fit 64 features"),
+        ({}, (48, 8, 4, 2), "holds no pictures"),
+        ({"image_size": 16}, (48, 64), "without geometry"),
+        ({"method": "fixmatsch"}, (48, 8, 8), "Did you mean 'fixmatch'"),
+        ({"options": {"plan.stepz": 3}}, (48, 8, 8), "unknown key 'plan.stepz'"),
+        ({"image_size": 4}, (48, 8, 8), "image_size"),
+    ],
+)
+def test_wrong_requests_say_what_would_work(
+    stripes: tuple[np.ndarray, np.ndarray], parameters: dict[str, Any], shape: tuple[int, ...], message: str
+) -> None:
+    X, y = stripes
+    with pytest.raises(ValueError, match=message):
+        short(**parameters).fit(X.reshape(shape), y)
+
+
+def test_it_can_be_pickled_cloned_and_stays_the_same(stripes: tuple[np.ndarray, np.ndarray]) -> None:
+    X, y = stripes
+    estimator = short(random_state=7).fit(X, y)
+    content = pickle.dumps(estimator)
+    again = pickle.loads(content)
+    assert (again.predict_proba(X) == estimator.predict_proba(X)).all()
+    assert b"torch" not in content.replace(b"crmatch", b"").replace(b"safetensors", b"")
+    assert weights(clone(estimator).fit(X, y)) == weights(estimator)
+    assert weights(short(random_state=np.random.RandomState(3)).fit(X, y)) == weights(
+        short(random_state=np.random.RandomState(3)).fit(X, y)
+    )
+
+
+def test_pipelines_searches_and_cross_validation_work(stripes: tuple[np.ndarray, np.ndarray]) -> None:
+    X, y = stripes
+    rows = X.reshape(48, 64)
+    pipeline = make_pipeline(MinMaxScaler(), short(image_shape=(8, 8), steps=4))
+    assert len(cross_val_score(pipeline, rows, y, cv=StratifiedKFold(2), error_score="raise")) == 2
+    search = GridSearchCV(short(steps=2), {"method": ["supervised", "fixmatch"]}, cv=2, error_score="raise").fit(X, y)
+    assert search.best_params_["method"] in ("supervised", "fixmatch")
+    assert torch.isfinite(torch.tensor(search.best_estimator_.predict_proba(X))).all()
+
+
+def test_the_readmes_example_runs_as_printed_and_errs_at_most_seven_percent(tmp_path: Path) -> None:
+    blocks = [
+        block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "CRMatchClassifier" in block
+    ]
+    assert len(blocks) == 1
+    assert len(blocks[0].strip().splitlines()) <= 10
+    outcome = subprocess.run([sys.executable, "-c", blocks[0]], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    assert float(re.findall(r"([\d.]+) %", outcome.stdout)[-1]) <= 7

@@ -1,0 +1,181 @@
+"""Full disks, read-only and vanished directories, damaged checkpoints and clocks that jump, each really done."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import TINY, Outcome, tiny_spec
+from crmatch.errors import StoppedError
+from crmatch.runs.directory import RunDirectory, run_directory
+from crmatch.runs.run import run
+from crmatch.spec.recipes import setting_of
+from crmatch.training.checkpoint import checkpoint_files, load_checkpoint
+
+Command = Callable[..., Outcome]
+TIMING = {"seconds", "images_per_second"}
+
+
+def mount(folder: Path, *options: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if shutil.which("mount") is None or os.geteuid():
+        pytest.skip("mounting a small disk takes root")
+    if subprocess.run(["mount", *options, folder], capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no mount")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MiB."""
+    folder = tmp_path / "disk"
+    mount(folder, "-t", "tmpfs", "-o", "size=4m", "tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def arguments(data_dir: Path, out: Path) -> list[object]:
+    assignments = [f"--set={key}={value}" for key, value in {**TINY, "method.rotation_images": 4}.items()]
+    return ["train", "stripes@2", "--data-dir", data_dir, "--out", out, *assignments, "--json"]
+
+
+def result(directory: RunDirectory) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+    checkpoint = load_checkpoint(directory.checkpoints)
+    assert checkpoint is not None
+    lines = [{key: value for key, value in line.items() if key not in TIMING} for line in directory.read_metrics()]
+    return {name: tensor.contiguous().numpy().tobytes() for name, tensor in checkpoint.tensors.items()}, lines
+
+
+def directory_of(out: Path, data_dir: Path) -> RunDirectory:
+    spec = tiny_spec(data_dir)
+    return run_directory(out, spec, setting_of(spec, data_dir))
+
+
+@pytest.mark.parametrize("checkpoints", [0.0, 0.5, 1.5])
+def test_a_full_disk_is_two_lines_and_with_space_the_run_ends_as_if_nothing_had_been(
+    crmatch: Command, stripes: Path, tmp_path: Path, small_disk: Path, checkpoints: float
+) -> None:
+    """Full from the start; full in the middle of the first checkpoint, and of the second."""
+    assert crmatch(*arguments(stripes, tmp_path / "straight")).code == 0
+    straight = directory_of(tmp_path / "straight", stripes)
+    size = checkpoint_files(straight.checkpoints)[0].stat().st_size
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"\1" * (shutil.disk_usage(small_disk).free - int(checkpoints * size) - 16384 * (checkpoints > 0)))
+    outcome = crmatch(*arguments(stripes, small_disk / "runs"))
+    assert outcome.code == 3, outcome.err
+    assert "No space left on device" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 2
+    assert len(checkpoint_files(directory_of(small_disk / "runs", stripes).checkpoints)) == int(checkpoints)
+    ballast.unlink()
+    again = crmatch(*arguments(stripes, small_disk / "runs"))
+    assert again.code == 0, again.err
+    assert result(directory_of(small_disk / "runs", stripes)) == result(straight)
+
+
+def test_a_run_directory_that_becomes_read_only_is_two_lines_and_loses_nothing(
+    crmatch: Command, stripes: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    with pytest.raises(StoppedError):
+        run(tiny_spec(stripes), out, data_dir=stripes, stop=iter([False] * 9 + [True]).__next__)
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file() and file.suffix != ".lock"}
+    mount(out, "--bind", str(out))
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", out], check=True)
+        outcome = crmatch(*arguments(stripes, out))
+        assert outcome.code == 3, outcome.err
+        assert "Read-only file system" in outcome.err
+        assert len([line for line in outcome.err.splitlines() if line]) == 2
+    finally:
+        subprocess.run(["umount", "-l", out], check=True)
+    assert {file: file.read_bytes() for file in before} == before
+    assert crmatch(*arguments(stripes, out)).code == 0
+
+
+def test_a_data_directory_that_vanished_is_named_and_the_run_continues_when_it_is_back(
+    crmatch: Command, stripes: Path, tmp_path: Path
+) -> None:
+    out, away = tmp_path / "runs", tmp_path / "away"
+    stops = iter([False] * 9 + [True])
+
+    def stop() -> bool:
+        if not away.exists():
+            stripes.rename(away)  # in the middle of the run: it goes on with what it has read
+        return next(stops)
+
+    with pytest.raises(StoppedError, match="stopped after step 9 of 20"):
+        run(tiny_spec(stripes), out, data_dir=stripes, stop=stop)
+    outcome = crmatch(*arguments(stripes, out))
+    assert outcome.code in (2, 3)
+    assert "stripes" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 2
+    away.rename(stripes)
+    assert crmatch(*arguments(stripes, out)).code == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "unreadable"])
+def test_a_damaged_checkpoint_falls_back_says_so_and_the_result_is_the_same(
+    crmatch: Command, stripes: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "runs"
+    with pytest.raises(StoppedError):
+        run(tiny_spec(stripes), out, data_dir=stripes, stop=iter([False] * 10 + [True]).__next__)
+    directory = directory_of(out, stripes)
+    newest, before = checkpoint_files(directory.checkpoints)
+    content = newest.read_bytes()
+    if damage == "unreadable":
+        newest.unlink()
+        newest.mkdir()
+    else:
+        newest.write_bytes(content[:-100] if damage == "cut" else content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+    caplog.set_level(logging.INFO)
+    record = run(tiny_spec(stripes), out, data_dir=stripes)
+    said = [entry.getMessage() for entry in caplog.records]
+    assert any(f"{newest} is damaged" in text for text in said)
+    assert any(f"the checkpoint before it, {before.name}, is used" in text for text in said)
+    assert any(text.endswith("after step 8") for text in said)
+    straight = run(tiny_spec(stripes), tmp_path / "straight", data_dir=stripes)
+    assert result(directory) == result(directory_of(tmp_path / "straight", stripes))
+    assert record.model_dump(exclude={"seconds", "final"}) == straight.model_dump(exclude={"seconds", "final"})
+    assert len(checkpoint_files(directory.checkpoints)) == 2
+    assert newest.with_name(f"{newest.name}.damaged").exists()
+
+
+def test_a_checkpoint_that_does_not_fit_the_run_is_refused(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
+    """Whole and with the right checksum, but of another network."""
+    from crmatch.training.checkpoint import save_checkpoint
+
+    out = tmp_path / "runs"
+    with pytest.raises(StoppedError):
+        run(tiny_spec(stripes), out, data_dir=stripes, stop=iter([False] * 3 + [True]).__next__)
+    directory = directory_of(out, stripes)
+    checkpoint = load_checkpoint(directory.checkpoints)
+    assert checkpoint is not None
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if "stem" not in name} | {"other/x": torch.zeros(1)}
+    save_checkpoint(directory.checkpoints, checkpoint._replace(tensors=tensors, step=7))
+    outcome = crmatch(*arguments(stripes, out))
+    assert outcome.code == 4
+    assert "does not fit" in outcome.err
+
+
+def test_clocks_that_jump_change_no_result_and_no_duration(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tiny_spec(stripes), tmp_path / "straight", data_dir=stripes)
+    jumps = iter(range(0, -10_000_000, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
+    record = run(tiny_spec(stripes), tmp_path / "jumping", data_dir=stripes)
+    directory = directory_of(tmp_path / "jumping", stripes)
+    assert result(directory) == result(directory_of(tmp_path / "straight", stripes))
+    assert 0 < record.seconds < 600
+    assert all(line["images_per_second"] > 0 for line in directory.read_metrics())
+    assert json.loads(directory.record.read_text())["steps"] == 20
