@@ -20,6 +20,7 @@ from crmatch.networks.dropout import Dropout, dropout_from
 from crmatch.runs.experiment import Experiment, load_run_data
 from crmatch.runs.run import run
 from crmatch.spec.recipes import setting_of
+from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
 
 LONG = ("crmatch", "fixmatch", "remixmatch", "flexmatch", "label_propagation")
@@ -41,7 +42,9 @@ def spec_of(data_dir: Path, method: str, precision: str = "fp64", **changes: Any
 def trace(spec: Any, data_dir: Path, processes: ProcessGroup, steps: int, recompute: bool = False) -> dict[str, Tensor]:
     """Losses, masks, rates and running states of every step, and the weights after the last one."""
     data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
-    training = Experiment(spec, *data, choose_runtime("cpu", spec.precision, processes, recompute=recompute)).training()
+    training = Experiment(
+        spec, *data, choose_runtime(Execution("cpu", recompute=recompute), spec.precision, processes)
+    ).training()
     traced: dict[str, Tensor] = {}
     for step in range(steps):
         batch, loss = training.take_step()

@@ -16,7 +16,7 @@ from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
 from crmatch.spec.recipes import setting_of
 from crmatch.training.checkpoint import checkpoint_files
-from crmatch.training.health import LOOKS, CollapseWatch, FiniteWatch, LateDivergenceError, first_divergence
+from crmatch.training.health import CHECKS, CollapseWatch, FiniteWatch, LateDivergenceError, first_divergence
 from crmatch.training.loop import Observers, Training, train
 from crmatch.training.runtime import Runtime
 
@@ -29,7 +29,7 @@ def test_any_value_that_is_not_finite_is_seen_and_the_largest_finite_ones_are_no
     watch, late = FiniteWatch(immediate=True), FiniteWatch(immediate=False)
     assert not watch.bad_step(total, gradients)
     late.bad_step(total, gradients)
-    assert not late.bad_since_last_look()
+    assert not late.bad_since_last_check()
     if where == "loss":
         total = torch.tensor(value)
     else:
@@ -37,8 +37,8 @@ def test_any_value_that_is_not_finite_is_seen_and_the_largest_finite_ones_are_no
     assert watch.bad_step(total, gradients)
     assert not late.bad_step(total, gradients)
     late.bad_step(torch.tensor(0.0), [torch.zeros(2)])
-    assert late.bad_since_last_look()
-    assert not late.bad_since_last_look()
+    assert late.bad_since_last_check()
+    assert not late.bad_since_last_check()
 
 
 def spoil(training: Training, step: int) -> None:
@@ -104,7 +104,7 @@ class Pseudo:
     def look(self, labels: list[int], used: float, rate: float) -> None:
         self.step += 10
         self.watch.add(torch.tensor(labels), torch.full((len(labels),), used))
-        self.watch.look({"step": self.step, "mask_rate": rate})
+        self.watch.check({"step": self.step, "mask_rate": rate})
 
     @property
     def said(self) -> list[str]:
@@ -113,11 +113,11 @@ class Pseudo:
 
 def test_a_class_that_takes_all_pseudo_labels_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     pseudo = Pseudo(caplog)
-    for _ in range(LOOKS - 1):
+    for _ in range(CHECKS - 1):
         pseudo.look([1] * 40, 1.0, 100.0)
     pseudo.look([0, 1], 1.0, 100.0)
     assert not pseudo.said
-    for _ in range(3 * LOOKS):
+    for _ in range(3 * CHECKS):
         pseudo.look([1] * 40, 1.0, 100.0)
     (text,) = pseudo.said
     assert "100 % of the pseudo-labels used are 'dog'; the model may have collapsed onto that class" in text

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crmatch.data.settings import Setting
 from crmatch.methods.crmatch import CRMatch
-from crmatch.networks.config import PART_BYTES, ResNet18Config, WideResNetConfig
+from crmatch.networks.config import SLICE_BYTES, ResNet18Config, WideResNetConfig
 from crmatch.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _activation_bytes(spec: RunSpec, layers: list[Layer], recompute: bool, lean:
     per_output = (BYTES_PER_OUTPUT if lean else KEPT_BYTES_PER_OUTPUT)[spec.network.kind]
     kept = per_output * sum(layer.outputs for layer in layers)
     recomputed = RECOMPUTED_BYTES_PER_OUTPUT * largest
-    return images * (min(kept, recomputed) if recompute else kept) + PARTS * min(PART_BYTES, 4 * images * largest)
+    return images * (min(kept, recomputed) if recompute else kept) + PARTS * min(SLICE_BYTES, 4 * images * largest)
 
 
 def images_per_step(spec: RunSpec) -> int:

@@ -139,7 +139,7 @@ class Experiment:
         def finish(line: Curves) -> None:
             if "count/used" in line:
                 line |= pseudo_label_quality(line)
-                self._collapse.look(line)
+                self._collapse.check(line)
             log({key: value for key, value in line.items() if not key.startswith("count/")})
 
         return Observers(log=finish, evaluate=self.evaluate, observe=self.observe, **others)

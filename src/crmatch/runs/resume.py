@@ -37,7 +37,7 @@ def execution_settings(training: Training) -> dict[str, int]:
     return {
         "threads": torch.get_num_threads(),
         "processes": training.runtime.processes.count,
-        "compiled": training.compiled,
+        "compiled": training.runtime.compile,
     }
 
 

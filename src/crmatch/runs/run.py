@@ -26,6 +26,7 @@ from crmatch.runs.resume import execution_settings, locate_divergence, restore
 from crmatch.spec.recipes import setting_of
 from crmatch.spec.run_spec import NUMERICS, RunSpec, differences
 from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint, save_checkpoint
+from crmatch.training.execution import Execution
 from crmatch.training.loop import Curves, Training, train
 from crmatch.training.runtime import choose_runtime, describe_machine
 
@@ -63,7 +64,7 @@ def run(
     directory = run_directory(Path(out), spec, setting)
     if (finished := _finished(directory, spec, resume)) is not None:
         return finished
-    runtime = choose_runtime(device, spec.precision, processes, compile=compile, recompute=recompute)
+    runtime = choose_runtime(Execution(device, compile, recompute), spec.precision, processes)
     # The first process goes on when all have come here, so nothing is written before all have looked.
     data, split = processes.main_first(lambda: load_run_data(spec, setting, data_dir))
     experiment = Experiment(spec, data, split, runtime)
@@ -202,7 +203,7 @@ def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> 
         steps=training.step,
         images_seen=training.images,
         seconds=round(training.seconds, 3),
-        machine=describe_machine(experiment.runtime, training.compiled),
+        machine=describe_machine(experiment.runtime),
         final=lines[-1],
         policy=policy.rates() if isinstance(policy, LearningPolicy) else None,
     )
