@@ -162,7 +162,7 @@ def test_a_killed_process_ends_the_other_with_a_message(tmp_path: Path) -> None:
             process.kill()
             process.communicate()
     assert processes[1].returncode == 75
-    assert "crmatch: another process of this run ended or does not answer" in errors
+    assert "crmatch: another process of this run ended or does not respond" in errors
     assert "The last checkpoint is unharmed: the same command continues" in errors
     assert "Traceback" not in errors
 
