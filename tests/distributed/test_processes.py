@@ -31,7 +31,7 @@ LAST_WORD = 40
 
 
 def start(*command: object, **variables: object) -> subprocess.Popen[str]:
-    paths = os.pathsep.join([str(TESTS), str(TESTS / "training"), *sys.path])
+    paths = os.pathsep.join([str(TESTS), str(TESTS / "distributed"), *sys.path])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **{k: str(v) for k, v in variables.items()}}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, *map(str, command)], env=environment, **pipes)
@@ -163,7 +163,7 @@ def test_a_killed_process_ends_the_other_with_a_message(tmp_path: Path) -> None:
             process.communicate()
     assert processes[1].returncode == 75
     assert "crmatch: another process of this run ended or does not respond" in errors
-    assert "The last checkpoint is unharmed: the same command continues" in errors
+    assert "The last checkpoint is intact" in errors
     assert "Traceback" not in errors
 
 
