@@ -78,7 +78,9 @@ class Network(nn.Module):
         feature_map = self.processes.run_data_parallel(backbone, to_channels_last(images))
         if feature_map.requires_grad:
             # Heads that flatten the map return gradients in the other memory layout, which would slow down the backbone.
-            feature_map.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+            feature_map.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: gradient.contiguous(memory_format=torch.channels_last)
+            )
         features = F.avg_pool2d(feature_map, feature_map.shape[2:]).flatten(start_dim=1)
         if self.normalize_features:
             features = F.normalize(features, dim=1)
