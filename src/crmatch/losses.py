@@ -27,22 +27,18 @@ L2_EPSILON = 1e-12
 ALIGNMENT_EPSILON = 1e-6
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """l_CE per image: -log softmax(logits)[label], or -sum_k targets_k log softmax(logits)_k for distributions.
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """l_CE per image: -sum_k q_k log softmax(logits)_k, where q is the target distribution, or the one-hot target class.
 
     Args:
         logits: (N, K).
         targets: int64 (N,) classes, or (N, K) distributions.
+        smoothing: s, which replaces q by (1 - s) * q + s / K.
 
     Returns:
         (N,).
     """
-    return F.cross_entropy(logits, targets, reduction="none")
-
-
-def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """l_CE per image against (1 - s) * onehot + s / K: (N, K), int64 (N,) -> (N,)."""
-    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
