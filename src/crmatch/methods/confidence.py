@@ -15,7 +15,7 @@ of the predictions on labeled images. Averages are updated with the current batc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,20 +25,6 @@ if TYPE_CHECKING:
 Ties = Literal["exclude", "include"]
 Mask = Literal["fixed", "flex", "free", "soft", "ada"]
 Alignment = Literal["none", "uniform", "labeled"]
-
-
-class Selection(NamedTuple):
-    """Pseudo-labels of N unlabeled images.
-
-    Attributes:
-        probabilities: (N, K), soft labels.
-        labels: int64 (N,), hard labels.
-        mask: (N,), weight of each image in the loss: bool, or 0..1 for SoftMatch.
-    """
-
-    probabilities: Tensor
-    labels: Tensor
-    mask: Tensor
 
 
 def initial_state(rule: FixMatch, classes: int, unlabeled: int) -> dict[str, Tensor]:
@@ -62,7 +48,7 @@ def initial_state(rule: FixMatch, classes: int, unlabeled: int) -> dict[str, Ten
 
 def select(
     rule: FixMatch, weak: Tensor, labeled: Tensor | None, images: Tensor, state: Mapping[str, Tensor], decay: float
-) -> Selection:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Pseudo-labels and weights of one batch; updates the running state in place.
 
     Args:
@@ -72,6 +58,9 @@ def select(
         images: int64 (N,), positions of the unlabeled images in their pool.
         state: running state.
         decay: of the running averages.
+
+    Returns:
+        Soft labels (N, K), hard labels int64 (N,), and the weight of each image in the loss, (N,): bool, or 0..1 for `soft`.
     """
     aligned = weak if rule.alignment == "none" else _aligned(rule.alignment, weak, labeled, state, decay)
     # SoftMatch aligns confidences only; its pseudo-label is the class of the raw prediction.
@@ -79,7 +68,7 @@ def select(
     confidence, labels = aligned.amax(dim=1), probabilities.argmax(dim=1)
     threshold: Tensor | float = rule.threshold
     if rule.mask == "soft":
-        return Selection(probabilities, labels, _soft_weights(confidence, state, decay, rule.soft_sigmas))
+        return probabilities, labels, _soft_weights(confidence, state, decay, rule.soft_sigmas)
     if rule.mask == "flex":
         threshold = _flex_thresholds(rule, confidence, labels, images, state["last_label"], weak.shape[1])
     elif rule.mask == "free":
@@ -87,7 +76,7 @@ def select(
     elif rule.mask == "ada":
         assert labeled is not None
         threshold = rule.threshold * labeled.amax(dim=1).mean()
-    return Selection(probabilities, labels, above(confidence, threshold, rule.ties))
+    return probabilities, labels, above(confidence, threshold, rule.ties)
 
 
 def above(confidence: Tensor, threshold: Tensor | float, ties: Ties) -> Tensor:

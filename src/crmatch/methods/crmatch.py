@@ -115,6 +115,23 @@ class CRMatch(FixMatch):
         return tuple(view for view, is_needed in needed.items() if is_needed)
 
     @property
+    def _needs_all_weak(self) -> bool:
+        """Whether a term needs all weak views; the rotation term may need only the first ones."""
+        return self.needs_pseudo_labels or ("feature_distance" in self.weights and WEAK in PAIRS[self.pair])
+
+    @property
+    def _upright(self) -> dict[str, int | None]:
+        """Views whose images are rotated, and how many of their first images; None: all."""
+        if "rotation" not in self.weights:
+            return {}
+        sources: dict[str, dict[str, int | None]] = {
+            "unlabeled": {"weak": self.rotation_images},
+            "labeled+unlabeled": {"labeled": None, "weak": self.rotation_images},
+            "extra": {"rotation": None},
+        }
+        return sources[self.rotation_source]
+
+    @property
     def extra_batch_size(self) -> int:
         """Independently drawn images for the rotation term."""
         return self.rotation_images or 0 if ROTATION in self.views else 0
@@ -152,13 +169,13 @@ class CRMatch(FixMatch):
         # Rotated copies for Eq. (7); the upright copies are the views themselves. Paper: rotate, then augment. Here: rotate the
         # augmented images, because mirroring an image rotated by 90 degrees gives the mirrored image rotated by 270 degrees:
         # after random mirroring the two labels could not be told apart.
-        if "weak" in images and not self._needs_all_weak:
+        if "weak" in images and not self._needs_all_weak:  # only the rotation term needs them
             images["weak"] = images["weak"][: self.rotation_images]
         if "rotation" in weights:
             upright = torch.cat([images[name][:count] for name, count in self._upright.items()])  # (Br, C, H, W)
             images["rotated"] = torch.cat([upright.rot90(turns, (2, 3)) for turns in (1, 2, 3)])  # (3 Br, C, H, W)
 
-        # One pass over x (B), alpha(u) (Bu), A(u) (Bu) and rotated images (3 Br), so that batch norms see all of them together
+        # One pass over x (B), alpha(u) (Bu), A(u) (Bu) and the rotated images, so that batch statistics mix all of them
         outputs = forward_together(student, images)
 
         # Supervised term L_S, Eq. (6): logits (B, K), labels (B,)
@@ -194,20 +211,3 @@ class CRMatch(FixMatch):
             features = [outputs[name].features[:count] for name, count in self._upright.items()]
             terms["rotation"] = rotation_loss(student.head("rotation", torch.cat([*features, outputs["rotated"].features])))
         return LossTerms(terms, weights, monitors, pseudo_labels)
-
-    @property
-    def _needs_all_weak(self) -> bool:
-        """Whether a term needs all weak views; the rotation term may need only the first ones."""
-        return self.needs_pseudo_labels or ("feature_distance" in self.weights and WEAK in PAIRS[self.pair])
-
-    @property
-    def _upright(self) -> dict[str, int | None]:
-        """Views whose images are rotated, and how many of their first images; None: all."""
-        if "rotation" not in self.weights:
-            return {}
-        sources: dict[str, dict[str, int | None]] = {
-            "unlabeled": {"weak": self.rotation_images},
-            "labeled+unlabeled": {"labeled": None, "weak": self.rotation_images},
-            "extra": {"rotation": None},
-        }
-        return sources[self.rotation_source]

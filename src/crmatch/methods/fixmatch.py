@@ -120,6 +120,5 @@ class FixMatch(Method):
         weak = outputs["weak"].logits.detach().softmax(dim=1)  # (Bu, K)
         labeled = outputs["labeled"].logits.detach().softmax(dim=1) if "labeled" in outputs else None  # (B, K)
         decay = step.ema_decay if self.average_decay is None else self.average_decay
-        selected = select(self, weak, labeled, batch.unlabeled, student.state("mask"), decay)
-        targets = selected.labels if self.pseudo_labels == "hard" else selected.probabilities
-        return targets, PseudoLabels(selected.labels, selected.mask)
+        probabilities, labels, mask = select(self, weak, labeled, batch.unlabeled, student.state("mask"), decay)
+        return labels if self.pseudo_labels == "hard" else probabilities, PseudoLabels(labels, mask)

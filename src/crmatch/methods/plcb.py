@@ -115,8 +115,7 @@ class PLCB(Method):
             images, targets = torch.cat([images, views["weak"]]), torch.cat([targets, current])
 
         # MixUp with one share lam per batch: lam CE(y_a) + (1 - lam) CE(y_b) is the cross-entropy of the mixed labels.
-        generator = step.generator("mixup")
-        mixing = draw_mixing(images, self.mixup_alpha, generator, per="batch", keep_larger=False)
+        mixing = draw_mixing(images, self.mixup_alpha, step.generator("mixup"), per="batch", keep_larger=False)
         logits = student(mixing.apply(images)).logits
         logs = logits.log_softmax(dim=1)  # log p_ik
         terms = {

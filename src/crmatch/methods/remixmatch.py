@@ -130,7 +130,7 @@ class ReMixMatch(Method):
             count = len(views["strong"])
             turns = torch.arange(count, device=images.device) * ROTATIONS // count  # 0 .. 0 1 .. 1 2 .. 2 3 .. 3
             sizes = [sum(row * ROTATIONS // count == angle for row in range(count)) for angle in range(ROTATIONS)]
-            quarters = views["strong"].split(sizes)
+            quarters = torch.split(views["strong"], sizes)
             further["rotation"] = torch.cat([quarter.rot90(angle, (2, 3)) for angle, quarter in enumerate(quarters)])
         if further:
             outputs = forward_without_bn_update(student, torch.cat(list(further.values())))
