@@ -242,22 +242,3 @@ def crmatch_terms(
         blocks = [still, *(vectors[f"turned {degrees}"] for degrees in (90, 180, 270))]
         terms["rotation"] = rotation_loss([[layers(vector, rotation) for vector in block] for block in blocks])
     return terms, confident
-
-
-def total_loss(
-    supervised,
-    pseudo_label=0.0,
-    distance=0.0,
-    rotation=0.0,
-    supervised_weight=1.0,
-    unlabeled_weight=1.0,
-    pseudo_label_weight=1.0,
-    feature_distance_weight=1.0,
-    rotation_weight=1.0,
-):
-    """Eq. (5): L_S + lambda_u (L_PL + lambda_d L_D) + lambda_r L_Rot, each term with a weight of its own."""
-    return (
-        supervised_weight * supervised
-        + unlabeled_weight * (pseudo_label_weight * pseudo_label + feature_distance_weight * distance)
-        + rotation_weight * rotation
-    )
