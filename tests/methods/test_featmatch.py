@@ -19,6 +19,7 @@ from crmatch.predict.model import load
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
 from reference import featmatch_formulas as reference
+from reference.baseline_formulas import cross_entropy, sharpened, softmax
 
 WARM, LATE = 3, 205  # of 1,000 steps, 16 are the warm-up, and 410 are 75,000 of 183,000 steps
 
@@ -26,9 +27,8 @@ WARM, LATE = 3, 205  # of 1,000 steps, 16 are the warm-up, and 410 are 75,000 of
 def branches(student, features):
     """Logits of x_g and of x from features x, by the reference's attention."""
     refiner, (weight, bias) = student.heads["refiner"], weights_of(student.classifier)
-    embeddings = [
-        weights_of(refiner.embedding, slice(h * refiner.width, (h + 1) * refiner.width)) for h in range(refiner.heads)
-    ]
+    width = refiner.width
+    embeddings = [weights_of(refiner.embedding, slice(h * width, (h + 1) * width)) for h in range(refiner.heads)]
     layers = embeddings, [weights_of(mixer) for mixer in refiner.mixers], weights_of(refiner.combination)
     prototypes = refiner.prototypes[refiner.filled].tolist()
     refined = [reference.refined(row, prototypes, *layers) for row in features.tolist()]
@@ -53,9 +53,9 @@ def test_every_term_equals_the_loop_over_mixed_views(number):
     batch, student = case.batch, case.models.student
     guessing, record = guessing_and_mixed_pass(case)
     attended, plain = branches(student, guessing.outputs.features)
-    guesses = [reference.softmax(row) for row in (attended if number == LATE else plain)[3:]]
+    guesses = [softmax(row) for row in (attended if number == LATE else plain)[3:]]
     targets = [[float(label == k) for k in range(CLASSES)] for label in batch.labels.tolist()] * 3
-    targets += [reference.sharpened(guess, 0.75) for guess in guesses] * 3
+    targets += [sharpened(guess, 0.75) for guess in guesses] * 3
     names = ["labeled", "labeled_strong_1", "labeled_strong_2", "weak", "strong_1", "strong_2"]
     images = torch.cat([batch.views[name] for name in names])
     mixing = draw_mixing(images, 0.75, case.step.generator("mixup"), per="batch")
@@ -66,7 +66,7 @@ def test_every_term_equals_the_loop_over_mixed_views(number):
     attended, plain = branches(student, record.outputs.features.detach())
 
     def mean(logits, first, last):
-        return sum(reference.cross_entropy(labels[i], logits[i]) for i in range(first, last)) / (last - first)
+        return sum(cross_entropy(labels[i], logits[i]) for i in range(first, last)) / (last - first)
 
     predicted = attended if number == LATE else plain
     terms = {"supervised": mean(predicted, 0, 9), "consistency": mean(predicted, 9, 21)}
@@ -83,7 +83,7 @@ def test_features_before_attention_and_confidences_after_it_are_stored_for_the_i
     attended, _ = branches(case.models.student, features)
     memory, seen = case.models.student.state("memory"), case.batch.unlabeled
     torch.testing.assert_close(memory["features"][seen], features[LABELED:])
-    assert memory["confidence"][seen].tolist() == pytest.approx([max(reference.softmax(row)) for row in attended[LABELED:]])
+    assert memory["confidence"][seen].tolist() == pytest.approx([max(softmax(row)) for row in attended[LABELED:]])
     assert memory["classes"][seen].tolist() == [row.index(max(row)) for row in attended[LABELED:]]
     others = torch.ones(POOL, dtype=torch.bool)
     others[seen] = False
