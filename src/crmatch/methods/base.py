@@ -88,7 +88,7 @@ class PseudoLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class LossTerms:
-    """The terms of a loss and their weights, kept apart until `total`.
+    """The terms of a loss and their weights, which are multiplied only in `total`.
 
     Attributes:
         terms: name -> scalar.

@@ -2,11 +2,11 @@
 
 c is the confidence max p of the weak view's prediction p, k its class. Rules by FixMatch's field `mask`:
 
-    fixed  1{c > tau}                                                                                  FixMatch
-    flex   1{c > tau * b_k / (2 - b_k)}, b_k: share of class k among confident predictions             FlexMatch
-    free   1{c > t * m_k / max m}, t and m: running averages of c and of p                             FreeMatch
-    soft   exp(-(c - mean)^2 / (2 var / sigmas^2)) below the running mean of c, 1 above it             SoftMatch
-    ada    1{c > tau * mean confidence on the labeled images of the step}                              AdaMatch
+    fixed  1{c > tau}                                                                          FixMatch
+    flex   1{c > tau * b_k / (2 - b_k)}, b_k: confident images of class k / of the top class   FlexMatch
+    free   1{c > t * m_k / max m}, t and m: running averages of c and of p                     FreeMatch
+    soft   exp(-(c - mean)^2 / (2 var / sigmas^2)) below the running mean of c, 1 above it     SoftMatch
+    ada    1{c > tau * mean confidence on the labeled images of the step}                      AdaMatch
 
 Field `alignment`: p becomes Normalize(p * target / running average of p), and the target is uniform, or the running average
 of the predictions on labeled images. Averages are updated with the current batch first, then used.

@@ -32,7 +32,7 @@ class LabelPropagation(Method):
     """
 
     title: ClassVar = "Label propagation"
-    summary: ClassVar = "labels spread over a nearest-neighbor graph of the features, anew before every epoch"
+    summary: ClassVar = "labels spread over a nearest-neighbor graph of the features, recomputed before every epoch"
     paper: ClassVar = "Iscen et al., CVPR 2019, arXiv 1904.04717"
     evaluated: ClassVar = "raw"
     reference_steps: ClassVar = 2 * EPOCHS_PER_STAGE

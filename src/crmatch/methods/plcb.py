@@ -35,7 +35,7 @@ class PLCB(Method):
     """
 
     title: ClassVar = "PLCB"
-    summary: ClassVar = "soft labels of the last epoch, MixUp, and regularizers against one-class and undecided answers"
+    summary: ClassVar = "soft labels of the last epoch, MixUp, and regularizers against collapsed and undecided predictions"
     paper: ClassVar = "Arazo et al., IJCNN 2020, arXiv 1908.02983"
     evaluated: ClassVar = "raw"
     running_statistics: ClassVar = "mixed"

@@ -62,6 +62,7 @@ class ReMixMatch(Method):
         keys = spec_keys("augmentation", policy="ctaugment", cutout=False)
         if setting.stem == "stl10":
             keys |= spec_keys("method", strong_views=4, weak_augmentation="none")
+        # With at most 4 labels per class: one strong view, and more weight on rotation
         if 0 < setting.labels_per_class <= 4 and setting.stem != "cifar100":
             few = dict(rotation_weight=3) if setting.stem == "svhn" else dict(rotation_weight=2, ramp_steps=131_072)
             keys |= spec_keys("method", strong_views=1, **few)
