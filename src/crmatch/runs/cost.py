@@ -14,7 +14,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from crmatch.data.settings import Setting
-from crmatch.methods.crmatch import CRMatch
 from crmatch.networks.config import SLICE_BYTES, ResNet18Config, WideResNetConfig
 from crmatch.spec.run_spec import RunSpec
 
@@ -117,11 +116,7 @@ def images_per_step(spec: RunSpec) -> int:
     """Images of all views of a step, with the three turned copies of each image of the rotation term."""
     plan, method = spec.plan, spec.method
     sizes = {"labeled": plan.labeled_batch_size, "unlabeled": plan.unlabeled_batch_size, "extra": method.extra_batch_size}
-    total = sum(sizes[view.source] for view in method.views)
-    if isinstance(method, CRMatch) and method.rotation_weight:
-        turned = min(method.rotation_images or sizes["unlabeled"], sizes["extra"] or sizes["unlabeled"])
-        total += 3 * (turned + sizes["labeled"] * (method.rotation_source == "labeled+unlabeled"))
-    return total
+    return sum(sizes[view.source] for view in method.views) + method.extra_images(sizes["labeled"], sizes["unlabeled"])
 
 
 def seconds_per_image(multiply_adds: float) -> float:

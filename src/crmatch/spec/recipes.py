@@ -48,17 +48,16 @@ def recipe(setting: Setting, method: str = "crmatch", name: str | None = None) -
 
 
 def _paper(setting: Setting, method: str) -> RunSpec:
-    ours = method == "crmatch"
-    epochs = setting.defaults.crmatch_epochs if ours else 1024
+    """FixMatch's protocol; what a method does differently, CR-Match included, are its `recipe_keys`."""
     return RunSpec(
         setting=setting.name,
         recipe="paper",
-        data=_data(setting, setting.image_size, unlabeled="remaining" if ours else "all"),
-        augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="paper" if ours else "google"),
+        data=_data(setting, setting.image_size, unlabeled="all"),
+        augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="google"),
         network=NETWORKS[setting.defaults.network],
-        method=build_method(method, _ties(method, "exclude" if ours else "include")),
-        plan=TrainPlan(steps=epochs * EPOCH, weight_decay=setting.defaults.weight_decay),
-        headline="last" if ours else "median_last_20",
+        method=build_method(method, _ties(method, "include")),
+        plan=TrainPlan(steps=1024 * EPOCH, weight_decay=setting.defaults.weight_decay),
+        headline="median_last_20",
     )
 
 
