@@ -94,7 +94,7 @@ def test_the_weak_view_mirrors_half_of_the_images_or_none(maker: BatchMaker, mir
 
 def test_normalization_is_per_channel() -> None:
     images = torch.full((1, 3, 8, 8), 255, dtype=torch.uint8)
-    result = Normalizer((0.1, 0.2, 0.3), (0.5, 0.25, 2.0))(images)
+    result = Normalizer((0.1, 0.2, 0.3), (0.5, 0.25, 2.0), torch.float32)(images)
     torch.testing.assert_close(result[0, :, 0, 0], torch.tensor([1.8, 3.2, 0.35]))
     assert images.float().mean() == 255
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sample_images import sample_images
 
-from crmatch.augment.operations import OPERATION_NAMES
+from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_operation
 from crmatch.augment.randaugment import Draws, RandAugment
 from crmatch.augment.variants import RANDAUGMENT_OPERATIONS, VARIANTS
 from reference import pillow_pipeline
@@ -60,44 +60,31 @@ def test_share_of_images_by_number_of_operations(variant, shares):
     assert all(within_five_deviations(counts[number], COUNT, share) for number, share in shares.items())
 
 
-@pytest.mark.parametrize("variant", ["paper", "usb"])
-def test_uniform_magnitudes_fill_the_printed_ranges(variant):
+RANGES = {
+    "paper": dict.fromkeys(FACTORS, (0.05, 0.95)) | dict.fromkeys(SIGNED, (-0.3, 0.3)),
+    "featmatch": dict.fromkeys(FACTORS, (0.1, 1.9))
+    | dict.fromkeys(("shear_x", "shear_y"), (-0.3, 0.3))
+    | dict.fromkeys(("translate_x", "translate_y"), (-150 / 331, 150 / 331)),
+}
+RANGES["usb"] = RANGES["paper"]
+BITS = {
+    "paper": dict.fromkeys((4, 5, 6, 7, 8), 1 / 5),
+    "usb": dict.fromkeys((4, 5, 6, 7), 1 / 4),
+    "featmatch": {4: 1 / 8, 5: 1 / 4, 6: 1 / 4, 7: 1 / 4, 8: 1 / 8},
+}
+
+
+@pytest.mark.parametrize("variant", RANGES)
+def test_uniform_magnitudes_fill_the_published_ranges_in_both_directions(variant):
     draws = draw(variant)
-    ranges = {
-        **dict.fromkeys(FACTORS, (0.05, 0.95)),
-        "rotate": (-30, 30),
-        **dict.fromkeys(SIGNED - {"rotate"}, (-0.3, 0.3)),
-        "solarize": (0, 256),
-    }
-    for name, (low, high) in ranges.items():
+    for name, (low, high) in (RANGES[variant] | {"rotate": (-30, 30), "solarize": (0, 256)}).items():
         values = values_of(draws, name)
         assert low <= values.min() < low + 0.01 * (high - low), name
         assert high - 0.01 * (high - low) < values.max() <= high, name
         assert within_five_deviations((values < (low + high) / 2).sum().item(), len(values), 0.5), name
     bits = Counter(values_of(draws, "posterize").tolist())
-    assert sorted(bits) == ([4, 5, 6, 7, 8] if variant == "paper" else [4, 5, 6, 7])
-    assert all(within_five_deviations(count, bits.total(), 1 / len(bits)) for count in bits.values())
-
-
-def test_magnitudes_of_featmatch_are_uniform_over_its_ten_levels_in_both_directions():
-    draws = draw("featmatch")
-    ranges = {
-        **dict.fromkeys(FACTORS, (0.1, 1.9)),
-        "rotate": (-30, 30),
-        "shear_x": (-0.3, 0.3),
-        "shear_y": (-0.3, 0.3),
-        "translate_x": (-150 / 331, 150 / 331),
-        "translate_y": (-150 / 331, 150 / 331),
-        "solarize": (0, 256),
-    }
-    for name, (low, high) in ranges.items():
-        values = values_of(draws, name)
-        assert low <= values.min() < low + 0.01 * (high - low), name
-        assert high - 0.01 * (high - low) < values.max() <= high, name
-        assert within_five_deviations((values < (low + high) / 2).sum().item(), len(values), 0.5), name
-    bits = Counter(values_of(draws, "posterize").tolist())
-    shares = {4: 1 / 8, 5: 1 / 4, 6: 1 / 4, 7: 1 / 4, 8: 1 / 8}
-    assert all(within_five_deviations(bits[bit], bits.total(), share) for bit, share in shares.items())
+    assert set(bits) == set(BITS[variant])
+    assert all(within_five_deviations(bits[bit], bits.total(), share) for bit, share in BITS[variant].items())
 
 
 @pytest.mark.parametrize("variant", ["google", "author", "kekmodel"])
@@ -221,12 +208,18 @@ def test_the_same_seed_draws_the_same_and_another_seed_does_not():
     assert not torch.equal(first.values, other.values)
 
 
-def test_wrong_requests_are_told_what_would_work():
-    with pytest.raises(ValueError, match="unknown RandAugment variant 'papre'; known: paper, google"):
-        RandAugment("papre")
-    policy = RandAugment()
-    draws = policy.draw(3, 16, 16, torch.Generator())
-    with pytest.raises(ValueError, match="draws for 3 images cannot be applied to 4"):
-        policy.apply(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), draws)
-    with pytest.raises(TypeError, match="must be uint8"):
-        policy.apply(torch.zeros(3, 3, 16, 16), draws)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_geometry_no_operation_that_moves_pixels_is_drawn(variant):
+    draws = RandAugment(variant, geometry=False).draw(500, 16, 16, torch.Generator().manual_seed(0))
+    drawn = {OPERATION_NAMES[position] for position in draws.operations.flatten().tolist()}
+    assert set(VARIANTS[variant].operations) - drawn == SIGNED | ({"mirror"} if variant == "featmatch" else set())
+
+
+def test_geometric_operations_are_exactly_those_that_move_a_bright_pixel():
+    image = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
+    image[..., 3, 2] = 255
+    for name, operation in OPERATIONS.items():
+        value = torch.tensor([256.0 if name == "solarize" else operation.high / 4])
+        changed = apply_operation(name, image, value)
+        moved = (changed if name != "invert" else ~changed).argmax() != image.argmax()
+        assert moved == operation.geometric, name
