@@ -45,7 +45,7 @@ class Operation(NamedTuple):
         high: largest value.
         geometric: whether it moves pixels.
         drops_alpha: whether Pillow refuses images with an alpha channel, so that code for RGBA images removes it first.
-        other: the image that the kernel blends with, made from the image; None is black.
+        other: makes the other image of a blend from the image; None is black.
     """
 
     kernel: Kernel | None
