@@ -11,7 +11,7 @@ import pytest
 from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError
 from crmatch.paper.grid import Grid, Overrides, find_table, make_grid, parse_splits
-from crmatch.paper.tables import PAPER_TABLES, Printed
+from crmatch.paper.tables import PAPER_TABLES
 from crmatch.runs.cost import estimate, images_per_step, network_layers
 from crmatch.spec.recipes import changed_keys, recipe, train_command
 from crmatch.spec.run_spec import RunSpec, parse_spec
@@ -53,46 +53,40 @@ MAIN = {
     "main-cifar": (
         ["cifar10@4", "cifar10@25", "cifar10@400", "cifar100@4", "cifar100@25", "cifar100@100"],
         {
-            "Mean Teacher": [None, (32.32, 2.30, "*"), (9.19, 0.19, "*"), None, (53.91, 0.57, "*"), (35.83, 0.24, "*")],
-            "MixMatch": [(47.54, 11.50, "*"), (11.08, 0.87, ""), (6.24, 0.06, ""), (67.61, 1.32, "*"), (39.94, 0.37, "*"),
-                         (25.88, 0.30, "")],
-            "UDA": [(29.05, 5.93, "*"), (5.43, 0.96, ""), (4.32, 0.08, "*"), (59.28, 0.88, "*"), (33.13, 0.22, "*"),
-                    (24.50, 0.25, "*")],
-            "ReMixMatch": [(19.10, 9.64, "*"), (6.27, 0.34, ""), (5.14, 0.04, ""), (44.28, 2.06, "*"), (27.43, 0.31, "*"),
-                           (23.03, 0.56, "*")],
-            "FixMatch (RA)": [(13.81, 3.37, ""), (5.07, 0.65, ""), (4.26, 0.05, ""), (48.85, 1.75, ""), (28.29, 0.11, ""),
-                              (22.60, 0.12, "")],
-            "FixMatch (CTA)": [(11.39, 3.35, ""), (5.07, 0.33, ""), (4.31, 0.15, ""), (49.95, 3.01, ""), (28.64, 0.24, ""),
-                               (23.18, 0.11, "")],
-            "FeatMatch": [None, (6.00, 0.41, ""), (4.64, 0.11, ""), None, None, None],
-            "CR-Match": [(10.70, 2.91, ""), (5.05, 0.12, ""), (3.96, 0.16, ""), (39.45, 1.69, ""), (25.43, 0.14, ""),
-                         (20.40, 0.08, "")],
+            "Mean Teacher": "- 32.32±2.30* 9.19±0.19* - 53.91±0.57* 35.83±0.24*",
+            "MixMatch": "47.54±11.50* 11.08±0.87 6.24±0.06 67.61±1.32* 39.94±0.37* 25.88±0.30",
+            "UDA": "29.05±5.93* 5.43±0.96 4.32±0.08* 59.28±0.88* 33.13±0.22* 24.50±0.25*",
+            "ReMixMatch": "19.10±9.64* 6.27±0.34 5.14±0.04 44.28±2.06* 27.43±0.31* 23.03±0.56*",
+            "FixMatch (RA)": "13.81±3.37 5.07±0.65 4.26±0.05 48.85±1.75 28.29±0.11 22.60±0.12",
+            "FixMatch (CTA)": "11.39±3.35 5.07±0.33 4.31±0.15 49.95±3.01 28.64±0.24 23.18±0.11",
+            "FeatMatch": "- 6.00±0.41 4.64±0.11 - - -",
+            "CR-Match": "10.70±2.91 5.05±0.12 3.96±0.16 39.45±1.69 25.43±0.14 20.40±0.08",
         },
     ),
     "main-svhn-stl": (
         ["stl10@100", "svhn@4", "svhn@25", "svhn@100"],
         {
-            "Mean Teacher": [(21.34, 2.39, "*"), None, (3.57, 0.11, "*"), (3.42, 0.07, "*")],
-            "MixMatch": [(10.18, 1.46, ""), (42.55, 14.53, "*"), (3.78, 0.26, ""), (3.27, 0.31, "")],
-            "UDA": [(7.66, 0.56, "*"), (52.63, 20.51, "*"), (2.72, 0.40, ""), (2.23, 0.07, "")],
-            "ReMixMatch": [(6.18, 1.24, ""), (3.34, 0.20, "*"), (3.10, 0.50, ""), (2.83, 0.30, "")],
-            "FixMatch (RA)": [(7.98, 1.50, ""), (3.96, 2.17, ""), (2.48, 0.38, ""), (2.28, 0.11, "")],
-            "FixMatch (CTA)": [(5.17, 0.63, ""), (7.65, 7.65, ""), (2.64, 0.64, ""), (2.36, 0.19, "")],
-            "FeatMatch": [None, None, (3.34, 0.19, "†"), (3.10, 0.06, "†")],
-            "CR-Match": [(4.89, 0.17, ""), (2.79, 0.93, ""), (2.35, 0.29, ""), (2.08, 0.07, "")],
+            "Mean Teacher": "21.34±2.39* - 3.57±0.11* 3.42±0.07*",
+            "MixMatch": "10.18±1.46 42.55±14.53* 3.78±0.26 3.27±0.31",
+            "UDA": "7.66±0.56* 52.63±20.51* 2.72±0.40 2.23±0.07",
+            "ReMixMatch": "6.18±1.24 3.34±0.20* 3.10±0.50 2.83±0.30",
+            "FixMatch (RA)": "7.98±1.50 3.96±2.17 2.48±0.38 2.28±0.11",
+            "FixMatch (CTA)": "5.17±0.63 7.65±7.65 2.64±0.64 2.36±0.19",
+            "FeatMatch": "- - 3.34±0.19† 3.10±0.06†",
+            "CR-Match": "4.89±0.17 2.79±0.93 2.35±0.29 2.08±0.07",
         },
     ),
     "main-mini": (
         ["mini_imagenet@40", "mini_imagenet@100"],
         {
-            "Mean Teacher": [(72.51, 0.22, ""), (57.55, 1.11, "")],
-            "Label Propagation": [(70.29, 0.81, ""), (57.58, 1.47, "")],
-            "PLCB": [(56.49, 0.51, ""), (46.08, 0.11, "")],
-            "FeatMatch": [(39.05, 0.06, ""), (34.79, 0.22, "")],
-            "CR-Match": [(34.87, 0.99, ""), (32.58, 1.60, "")],
+            "Mean Teacher": "72.51±0.22 57.55±1.11",
+            "Label Propagation": "70.29±0.81 57.58±1.47",
+            "PLCB": "56.49±0.51 46.08±0.11",
+            "FeatMatch": "39.05±0.06 34.79±0.22",
+            "CR-Match": "34.87±0.99 32.58±1.60",
         },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MAIN)
@@ -102,16 +96,15 @@ def test_main_tables_have_the_papers_rows_columns_and_five_splits(name: str) -> 
     assert [column.setting for column in grid.columns] == settings
     assert [row.labels for row in grid.rows] == [(method,) for method in values]
     for row, cells in zip(grid.rows, grid.cells, strict=True):
-        for setting, cell in zip(settings, cells, strict=True):
+        for setting, cell, text in zip(settings, cells, values[row.labels[0]].split(), strict=True):
             assert cell is not None
-            specs = cell.specs
             base = recipe(parse_setting(setting), ALL_METHODS[row.labels[0]], "paper")
             policy = {"augmentation.policy": "ctaugment"} if row.labels[0] == "FixMatch (CTA)" else {}
-            assert [spec.split for spec in specs] == [1, 2, 3, 4, 5]
-            assert changed_keys(specs[0], parse_setting(setting)) == policy
-            assert specs[0].model_copy(update={"augmentation": base.augmentation}) == base
-        wanted = [None if value is None else Printed(*value) for value in values[row.labels[0]]]
-        assert [cell.printed for cell in cells if cell] == wanted
+            assert [spec.split for spec in cell.specs] == [1, 2, 3, 4, 5]
+            assert changed_keys(cell.specs[0], parse_setting(setting)) == policy
+            assert cell.specs[0].model_copy(update={"augmentation": base.augmentation}) == base
+            value = cell.printed
+            assert text == (f"{value.mean:.2f}±{value.std:.2f}{value.mark}" if value else "-")
     assert grid.table.second
     assert "the paper's settings, splits 1-5 (n = 5)" in grid.title
 

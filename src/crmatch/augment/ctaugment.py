@@ -117,7 +117,7 @@ class CTAugment:
             magnitudes |= {name: Magnitude(0, 0.3, unit="pixels") for name in ("translate_x", "translate_y")}
         self._magnitudes = MagnitudeTable(_NAMES, magnitudes)
         self._pool = torch.tensor([index for index, row in enumerate(_ROWS) if geometry or not row.geometric])
-        self._rates = np.ones(_EXISTS.shape)
+        self._rates: NDArray[np.float64] = np.ones(_EXISTS.shape)
 
     def draw(self, count: int, height: int, width: int, generator: torch.Generator, probe: bool = False) -> CTAugmentDraws:
         """Draw training views: bins by their weights, uniform within a bin, v = (bin + u) / bins; then CutOut.

@@ -73,11 +73,11 @@ def _valued(function: Callable[[Tensor, Floats], Tensor]) -> Kernel:
 
 def _warp(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:
     """Affine operations: one gather with an inverse matrix per image."""
-    parameters = {}
+    (height, width), parameters = images.shape[2:], {}
     for name, where in groups:
         parameters[name] = np.full(len(values), 1.0 if name == "scale" else 0.0)
         parameters[name][where] = values[where]
-    return geometry.warp(images, geometry.inverse_matrices(*images.shape[2:], **parameters))
+    return geometry.warp(images, geometry.inverse_matrices(height, width, **parameters))
 
 
 def _slide(images: Tensor, groups: Sequence[Group], values: Floats) -> Tensor:

@@ -174,7 +174,7 @@ def _has(method: str, key: str) -> bool:
 
 def _check_changes(table: PaperTable, rows: Sequence[Row], changes: Mapping[str, Any]) -> None:
     """Raise an error for keys in which the table's cells differ, keys with their own option, and keys that no method has."""
-    own = {key for part in (*rows, *table.columns) for key in part.changes}
+    own = {key for row in rows for key in row.changes} | {key for column in table.columns for key in column.changes}
     own |= {key for column in table.columns for key in column.key_aliases.values()}
     own |= {"network.filters"} if any(row.small for row in rows) else set()
     methods = {row.method for row in rows}

@@ -98,13 +98,7 @@ def warp(images: Tensor, matrices: Floats) -> Tensor:
     """Show each image through its inverse matrix, with nearest neighbors and black outside.
 
     In 16.16 fixed point the source column is (columns[x] + down[y]) >> 16 and the source row (rows[y] + across[x]) >> 16.
-
-    Args:
-        images: uint8 (N, C, H, W).
-        matrices: (6, N).
-
-    Returns:
-        uint8 (N, C, H, W), contiguous.
+    `images` are uint8 (N, C, H, W), `matrices` are (6, N); the result is contiguous.
     """
     count, channels, height, width = images.shape
     a, b, c, d, e, f = matrices[:, :, None]
@@ -131,13 +125,7 @@ def warp(images: Tensor, matrices: Floats) -> Tensor:
 def slide(images: Tensor, rows: Integers, shifts: Integers) -> Tensor:
     """Move rows: output row y shows input row rows[y] from column shifts[y] on, and black outside the image.
 
-    Args:
-        images: uint8 (N, C, H, W), contiguous.
-        rows: (N, H).
-        shifts: (N, H).
-
-    Returns:
-        uint8 (N, C, H, W), contiguous.
+    `images` are contiguous uint8 (N, C, H, W), `rows` and `shifts` are (N, H); the result is contiguous, too.
     """
     count, channels, height, width = images.shape
     # Between any two rows there are W black pixels, and below each plane one black row, which is also above the next.
