@@ -120,9 +120,7 @@ def to_json(table: FilledTable) -> str:
     return json.dumps({**about, "notes": list(_notes(table)), "cells": list(_plain_cells(table))}, indent=1) + "\n"
 
 
-FORMATS: dict[str, Callable[[FilledTable], str]] = {
-    "markdown": to_markdown, "latex": to_latex, "csv": to_csv, "json": to_json,
-}  # fmt: skip
+FORMATS: dict[str, Callable[[FilledTable], str]] = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv, "json": to_json}
 
 
 def _number(mean: float, std: float | None, style: Style, rank: str = "") -> str:

@@ -209,7 +209,5 @@ def _check_data(runs: Sequence[Run]) -> None:
         spec = run.record.spec
         first = seen.setdefault((spec.setting, spec.data.image_size), run)
         if first.record.data_fingerprint != run.record.data_fingerprint:
-            raise RequestError(
-                f"{first.source} and {run.source} were trained on different images of {spec.setting}.\n"
-                "Train one of them again (--fresh trains all), or choose another --out."
-            )
+            found = f"{first.source} and {run.source} were trained on different images of {spec.setting}"
+            raise RequestError(f"{found}.\nTrain one of them again (--fresh trains all), or choose another --out.")
