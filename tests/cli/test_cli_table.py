@@ -223,7 +223,7 @@ def test_worker_processes_stop_with_a_signal_and_continue(stripes: Path, tmp_pat
     ("arguments", "message"),
     [
         (["ablaton"], "unknown table 'ablaton'.\nDid you mean 'ablation'? Known: "),
-        (["ablation", "--splits", "5-1"], "--splits '5-1' is no list of splits from 1 to 100.\nWrite 1-5"),
+        (["ablation", "--splits", "5-1"], "--splits '5-1' is not a list of splits from 1 to 100.\nWrite 1-5"),
         (["ablation", "--setting", "digits"], "'digits' is not a setting.\nWrite DATASET@LABELS_PER_CLASS"),
         (["ablation", "--recipe", "fast"], "unknown recipe 'fast'.\nKnown: "),
         (["pairs", "--claims"], "--claims adds nothing to pairs.\nTables with such rows: ablation, weights"),

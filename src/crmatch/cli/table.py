@@ -14,7 +14,7 @@ from crmatch.errors import RequestError
 if TYPE_CHECKING:
     from crmatch.engines.local import Engine, RunOptions
     from crmatch.paper.grid import Grid
-    from crmatch.paper.results import Table
+    from crmatch.paper.results import FilledTable
     from crmatch.spec.run_spec import RunSpec
 
 EngineName = Literal["local", "ray"]
@@ -60,6 +60,7 @@ def table(
     from crmatch.engines.local import RunOptions
     from crmatch.paper.grid import Overrides, find_table, make_grid, parse_splits
     from crmatch.paper.results import fill, records_in, runs_in
+    from crmatch.runs.workspace import Workspace
 
     _check_request(dry_run, fresh, records, format_, save)
     if engine != "ray" and (ray_address or cpus_per_run):
@@ -67,11 +68,12 @@ def table(
         raise RequestError(f"{given} is for Ray clusters.\nAdd --engine ray, or leave it out.")
     changes = read_changes(None, set_, {})
     scale = Overrides(setting, recipe, steps, parse_splits(splits) if splits else None, changes, claims)
-    grid = make_grid(find_table(name), scale, data_dir)
+    workspace = Workspace.at(out, data_dir)
+    grid = make_grid(find_table(name), scale, workspace)
     options = ["--out", str(out)] * (out != Path("runs")) + (["--data-dir", str(data_dir)] if data_dir else [])
     options += ["--recompute"] * recompute
     problems: dict[RunSpec, str] = {}
-    find = records_in(records) if records else runs_in(out, grid)
+    find = records_in(records) if records else runs_in(workspace, grid)
     if records is None:
         missing = [spec for spec in grid.specs if fresh or find(spec) is None]
         if dry_run:
@@ -155,7 +157,7 @@ def _list_missing(grid: Grid, missing: list[RunSpec], options: list[str], recomp
         typer.echo(f"all of them: {describe_cost(total, lengths=False)}")
 
 
-def _show(table: Table, format_: Format, save: Path | None) -> None:
+def _show(table: FilledTable, format_: Format, save: Path | None) -> None:
     from crmatch.atomic_files import write_file
     from crmatch.paper.formats import FORMATS, to_terminal
 
