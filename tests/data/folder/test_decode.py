@@ -21,7 +21,8 @@ from picture_corpus import (
 )
 from PIL import Image, ImageOps
 
-from crmatch.data.folder.decode import Facts, PictureError, choose_size, decode_picture, decode_pictures
+from crmatch.data.folder.decode import Facts, PictureError, choose_size, decode_picture
+from crmatch.data.folder.workers import decode_pictures
 from crmatch.data.images import resize
 from crmatch.errors import DataError
 
@@ -225,7 +226,7 @@ def test_stopping_halfway_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 def fake_python(path: Path, code: str) -> str:
     """An interpreter whose decoder is changed by `code`."""
     path.with_suffix(".py").write_text(
-        f"import os, sys\nfrom crmatch.data import decode\nreal = decode._decode\n{code}\ndecode.work()\n"
+        f"import os, sys\nfrom crmatch.data.folder import workers\nreal = workers.decode\n{code}\nworkers.work()\n"
     )
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {path.with_suffix(".py")} "$3" "$4" "$5" "$6"\n')
     path.chmod(0o755)
@@ -234,7 +235,7 @@ def fake_python(path: Path, code: str) -> str:
 
 def test_a_picture_that_crashes_the_decoder_is_named_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [written(tmp_path / f"{seed}.png", encoded(picture(seed), "PNG")) for seed in range(20)]
-    code = "decode._decode = lambda path, *rest: os._exit(9) if path.endswith('/13.png') else real(path, *rest)"
+    code = "workers.decode = lambda path, *rest: os._exit(9) if path.endswith('/13.png') else real(path, *rest)"
     monkeypatch.setattr(sys, "executable", fake_python(tmp_path / "python", code))
     found, facts = decode_pictures(paths, 24, 3, workers=1)
     assert [row for row, fact in enumerate(facts) if isinstance(fact, str)] == [13]
@@ -266,8 +267,9 @@ def test_a_decoder_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: 
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from crmatch.data.folder import read_folder, scan_folder
-decoded = read_folder(scan_folder(Path(sys.argv[1])), 24, Path(sys.argv[2]))
+from crmatch.data.folder.load import decode_folder
+from crmatch.data.folder.scan import scan_folder
+decoded = decode_folder(scan_folder(Path(sys.argv[1])), 24, Path(sys.argv[2]))
 assert 'torch' not in sys.modules
 print(len(decoded.broken), sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 """

@@ -1,3 +1,5 @@
+"""Folders of pictures: scanning, labels files, loading as image sets, and the cache of decoded pixels."""
+
 from __future__ import annotations
 
 import errno
@@ -15,13 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from picture_corpus import draw, encoded, picture, pixels, seed_of, write_corpus
+from picture_corpus import draw, encoded, picture, pixels, seed_of
 from PIL import Image
 
 from crmatch.data.folder import cache as pixel_cache
-from crmatch.data.folder.scan import FolderData, FolderIndex, load_folder, read_folder, scan_folder
+from crmatch.data.folder.load import FolderData, decode_folder, load_folder
+from crmatch.data.folder.scan import scan_folder
 from crmatch.data.load import load_data
-from crmatch.data.splits import Split, make_split
+from crmatch.data.splits import given_split, make_split
 from crmatch.errors import CRMatchError, DataError, RequestError
 
 
@@ -40,6 +43,14 @@ def message(folder: Path, labels_file: Path | None = None, kind: type[CRMatchErr
     text = str(caught.value)
     assert text.count("\n") == 1, "what was found, then what would work"
     return text
+
+
+def load(folder: Path, image_size: int | None = None, labels_file: Path | None = None) -> FolderData:
+    return load_folder(folder, image_size, folder.parent / "data", labels_file)
+
+
+def same_pixels(image: torch.Tensor, seed: int) -> bool:
+    return bool((image.permute(1, 2, 0).numpy() == pixels(seed, 16, 16)).all())
 
 
 def test_pictures_are_found_by_class_and_path(folder: Path) -> None:
@@ -64,17 +75,15 @@ def test_classes_are_ordered_by_name_before_paths(folder: Path) -> None:
     assert index.labels[:5].tolist() == [0, 0, 1, 2, 2]
 
 
-def test_names_may_be_anything(folder: Path, tmp_path: Path) -> None:
+def test_names_may_be_anything(folder: Path) -> None:
     strange = ["<script>alert(1)</script>".replace("/", "-"), "Käse mit Löchern", "猫", "new\nline", "[bold]"]
     draw(folder, *(f"labeled/{name}/ein Bild 🐈.png" for name in strange), "unlabeled/a b/ü\n.PNG")
-    index = scan_folder(folder)
-    assert set(strange) < set(index.class_names)
-    data = load_folder(index, None, tmp_path / "cache")
+    data = load(folder)
     assert data.train.class_names == tuple(sorted([*strange, "cat", "dog"]))
-    assert not data.broken
+    assert not data.decoded.broken
 
 
-def test_extensions_in_any_case_and_hidden_files_apart(folder: Path) -> None:
+def test_extensions_in_any_case_are_found_and_hidden_files_are_not(folder: Path) -> None:
     draw(folder, "unlabeled/A.PNG", "unlabeled/B.JpEg", "unlabeled/.hidden.png", "unlabeled/.cache/c.png")
     (folder / "unlabeled" / "notes.txt").write_text("nothing")
     (folder / "unlabeled" / "IMG_1.HEIC").write_text("nothing")
@@ -87,11 +96,11 @@ def test_extensions_in_any_case_and_hidden_files_apart(folder: Path) -> None:
 
 def test_pictures_outside_the_layout_are_named(folder: Path) -> None:
     draw(folder, "labeled/loose.png", "test/loose.png", "train/cat/1.png")
-    assert [tuple(named) for named in scan_folder(folder).skipped] == [
-        ("labeled/loose.png", "lies outside any class directory"),
-        ("test/loose.png", "lies outside any class directory"),
-        ("train", "neither labeled/, unlabeled/ nor test/"),
-    ]
+    assert {named.path: named.reason for named in scan_folder(folder).skipped} == {
+        "labeled/loose.png": "not in a class directory",
+        "test/loose.png": "not in a class directory",
+        "train": "neither labeled/, unlabeled/ nor test/",
+    }
 
 
 def test_links_are_followed_but_never_in_circles(folder: Path, tmp_path: Path) -> None:
@@ -109,10 +118,10 @@ def test_links_are_followed_but_never_in_circles(folder: Path, tmp_path: Path) -
     paths = [path for path in index.paths if "elsewhere" in os.path.realpath(folder / path)]
     assert paths == ["unlabeled/link/one.png", "unlabeled/link/sub/two.png", "unlabeled/linked.png"]
     assert {named.path.removeprefix("unlabeled/"): named.reason for named in index.skipped} == {
-        "loop": "a link in a circle",
-        "deep/up": "a link in a circle",
-        "self.png": "a link that leads nowhere",
-        "gone.png": "a link that leads nowhere",
+        "loop": "a circular link",
+        "deep/up": "a circular link",
+        "self.png": "a broken link",
+        "gone.png": "a broken link",
         "link again": "a second link to the same directory",
         "pipe.png": "not a regular file",
     }
@@ -132,25 +141,11 @@ def test_many_links_between_directories_stay_finite(folder: Path) -> None:
 def test_names_that_are_not_utf8_are_skipped_and_shown(folder: Path) -> None:
     shutil.copy(folder / "unlabeled/x.png", os.fsencode(folder / "unlabeled") + b"/\xff\xfe.png")
     (named,) = scan_folder(folder).skipped
-    assert named == ("unlabeled/\\udcff\\udcfe.png", "a name that is not UTF-8")
+    assert named.path == "unlabeled/\\udcff\\udcfe.png"
+    assert "UTF-8" in named.reason
 
 
-def test_unreadable_directories_are_reported(folder: Path) -> None:
-    (folder / "unlabeled" / "deep").chmod(0)
-    if os.access(folder / "unlabeled" / "deep", os.R_OK):
-        pytest.skip("root may read every directory")
-    try:
-        index = scan_folder(folder)
-        assert [tuple(named) for named in index.skipped] == [("unlabeled/deep", "permission denied")]
-        (folder / "labeled" / "dog").chmod(0)
-        assert "no pictures of dog" in message(folder)
-    finally:
-        (folder / "unlabeled" / "deep").chmod(0o755)
-        (folder / "labeled" / "dog").chmod(0o755)
-
-
-def test_directories_that_refuse_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same as above, for machines where tests run as root."""
+def test_directories_that_cannot_be_read_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.scandir
 
     def scandir(path: Any) -> Any:
@@ -160,7 +155,7 @@ def test_directories_that_refuse_are_reported(folder: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "scandir", scandir)
     index = scan_folder(folder)
-    assert [tuple(named) for named in index.skipped] == [("unlabeled/deep", "permission denied")]
+    assert [(named.path, named.reason) for named in index.skipped] == [("unlabeled/deep", "permission denied")]
     assert index.training == 5
 
 
@@ -171,7 +166,7 @@ def test_wrong_folders_are_answered_in_two_lines(tmp_path: Path, folder: Path) -
     (tmp_path / "empty" / "labeled").mkdir(parents=True)
     assert "no labeled pictures" in message(tmp_path / "empty")
     draw(tmp_path / "single", "labeled/cat/1.png", "unlabeled/1.png")
-    assert "one class only: cat" in message(tmp_path / "single")
+    assert "only one class: cat" in message(tmp_path / "single")
     (folder / "labeled" / "horse").mkdir()
     assert "no pictures of horse" in message(folder)
     (folder / "labeled" / "horse").rmdir()
@@ -190,7 +185,7 @@ def test_wrong_label_files_are_answered_in_two_lines(folder: Path, tmp_path: Pat
     assert "no labels file" in message(folder, tmp_path / "nowhere.csv", RequestError)
     assert "no header path,label (first line: empty)" in answer("")
     assert "no header path,label" in answer("unlabeled/x.png,cat\n")
-    assert "1 pictures" in answer("path,label\nunlabeled/nowhere.png,cat\n")
+    assert "unlabeled/nowhere.png" in answer("path,label\nunlabeled/nowhere.png,cat\n")
     assert "not in" in answer("path,label\n../../etc/passwd.png,cat\n")
     assert "twice: 'cat' and 'dog'" in answer("path,label\nunlabeled/x.png,cat\n./unlabeled/x.png,dog\n")
     assert "test picture of 'cat'" in answer("path,label\ntest/cat/t.png,dog\n")
@@ -198,7 +193,7 @@ def test_wrong_label_files_are_answered_in_two_lines(folder: Path, tmp_path: Pat
     assert "cannot be read" in answer('path,label\n"' + "x" * 200_000 + '",cat\n')
 
 
-def test_a_labels_file_adds_to_the_directories_and_wins(folder: Path, tmp_path: Path) -> None:
+def test_a_labels_file_adds_to_the_directories_and_overrides_them(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "given.csv"
     file.write_text(
         "path,label\nunlabeled/x.png,bird\nunlabeled/z.png,\nlabeled/dog/a.png,cat\nlabeled/dog/b.png,\ntest/cat/t.png,cat\n"
@@ -228,87 +223,58 @@ def test_one_folder_with_labels_csv(tmp_path: Path, style: str) -> None:
     index = scan_folder(tmp_path / "p")
     assert index.paths == ("a.png", "b/f.png", "b/é.png", "c d.png", "test/cat/1.png")
     assert index.labels.tolist() == [0, -1, 1, -1, 0]
-    data = load_folder(index, None, tmp_path / "cache")
-    assert [data.train_paths[row] for row in data.labeled_rows] == ["a.png", "b/é.png"]
-    assert [data.train_paths[row] for row in data.unlabeled_rows] == ["b/f.png", "c d.png"]
-    assert data.test_paths == ("test/cat/1.png",)
 
 
-def test_rows_hold_their_pictures(folder: Path, tmp_path: Path) -> None:
-    index = scan_folder(folder)
-    data = load_folder(index, None, tmp_path / "cache")
+def test_rows_contain_their_pictures(folder: Path) -> None:
+    data = load(folder)
     assert data.train.images.shape == (6, 3, 16, 16)
-    assert data.labeled_rows.tolist() == [0, 1, 2]
-    assert data.unlabeled_rows.tolist() == [3, 4, 5]
     assert data.train.labels.tolist() == [0, 1, 1, -1, -1, -1]
     assert data.test is not None
     assert data.test.labels.tolist() == [0, 1]
     for paths, images in ((data.train_paths, data.train.images), (data.test_paths, data.test.images)):
-        for path, image in zip(paths, images, strict=True):
-            assert (image.permute(1, 2, 0).numpy() == pixels(seed_of(path), 16, 16)).all()
+        assert all(same_pixels(image, seed_of(path)) for path, image in zip(paths, images, strict=True))
 
 
-def test_twenty_eight_pixels_gray_have_one_channel(tmp_path: Path) -> None:
-    draw(tmp_path / "p", "labeled/a/1.png", "labeled/b/1.png", "unlabeled/1.png", mode="L", size=(28, 28))
-    data = load_folder(scan_folder(tmp_path / "p"), None, tmp_path / "cache")
-    assert (data.image_size, data.channels) == (28, 1)
+def test_size_and_channels_follow_the_pictures(tmp_path: Path) -> None:
+    draw(tmp_path / "gray", "labeled/a/1.png", "labeled/b/1.png", mode="L", size=(28, 28))
+    data = load(tmp_path / "gray")
+    assert data.train.images.shape == (2, 1, 28, 28)
     assert data.test is None
-
-
-def test_a_hundred_classes_of_wide_pictures(tmp_path: Path) -> None:
-    draw(tmp_path / "p", *(f"labeled/{name}/1.png" for name in range(100)), "unlabeled/1.png", size=(96, 64))
-    data = load_folder(scan_folder(tmp_path / "p"), None, tmp_path / "cache")
+    draw(tmp_path / "wide", *(f"labeled/{name}/1.png" for name in range(100)), "unlabeled/1.png", size=(96, 64))
+    data = load(tmp_path / "wide")
     assert data.train.images.shape == (101, 3, 64, 64)
     assert data.train.class_names == tuple(sorted(map(str, range(100))))
     with pytest.raises(RequestError, match="too small"):
-        load_folder(scan_folder(tmp_path / "p"), 4, tmp_path / "cache")
+        load(tmp_path / "wide", 4)
 
 
-def test_without_unlabeled_pictures_there_are_no_such_rows(tmp_path: Path) -> None:
-    draw(tmp_path / "p", "labeled/a/1.png", "labeled/b/1.png")
-    data = load_folder(scan_folder(tmp_path / "p"), None, tmp_path / "cache")
-    assert data.labeled_rows.tolist() == [0, 1]
-    assert data.unlabeled_rows.tolist() == []
-
-
-def test_broken_pictures_are_left_out_and_named(folder: Path, tmp_path: Path) -> None:
+def test_broken_pictures_are_left_out_and_named(folder: Path) -> None:
     (folder / "labeled/dog/a.png").write_bytes(b"")
     (folder / "unlabeled/x.png").write_text("cat")
     (folder / "test/cat/t.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    data = load_folder(scan_folder(folder), None, tmp_path / "cache")
-    assert [named.path for named in data.broken] == ["labeled/dog/a.png", "unlabeled/x.png", "test/cat/t.png"]
+    index, data = scan_folder(folder), load(folder)
+    assert [index.paths[row] for row in data.decoded.broken] == ["labeled/dog/a.png", "unlabeled/x.png", "test/cat/t.png"]
     assert data.train_paths == ("labeled/cat/1.png", "labeled/dog/b.png", "unlabeled/deep/er/y.png", "unlabeled/z.png")
     assert data.test_paths == ("test/dog/t.png",)
-    assert (data.train.images[3].permute(1, 2, 0).numpy() == pixels(seed_of("unlabeled/z.png"), 16, 16)).all()
+    assert same_pixels(data.train.images[3], seed_of("unlabeled/z.png"))
 
 
-def test_a_class_that_loses_all_its_labels_is_an_error(folder: Path, tmp_path: Path) -> None:
+def test_a_class_that_loses_all_its_labels_is_an_error(folder: Path) -> None:
     (folder / "labeled/cat/1.png").write_text("cat")
-    with pytest.raises(DataError, match="none of the labeled pictures of cat can be read") as caught:
-        load_folder(scan_folder(folder), None, tmp_path / "cache")
-    assert "labeled/cat/1.png" in str(caught.value)
+    with pytest.raises(DataError, match=r"none of the labeled pictures of cat can be read\.\n.*labeled/cat/1.png"):
+        load(folder)
     for path in folder.rglob("*.png"):
         path.write_text("cat")
     with pytest.raises(DataError, match="none of the 8 pictures"):
-        load_folder(scan_folder(folder), None, tmp_path / "cache")
+        load(folder)
 
 
-def test_exactly_the_fifty_broken_of_a_thousand_are_named(tmp_path: Path) -> None:
-    broken = write_corpus(tmp_path / "p")
-    data = load_folder(scan_folder(tmp_path / "p"), None, tmp_path / "cache")
-    assert {named.path for named in data.broken} == broken
-    assert len(broken) == 50
-    assert data.test is not None
-    assert len(data.train) + len(data.test) == 950
-    assert data.channels == 3
-
-
-def export_digits(root: Path, layout: str) -> Split:
-    """The built-in digits as PNG files, with split 1 at 4 labels per class."""
-    data = load_data("digits")
-    train, test = data.train, data.test
+@pytest.mark.parametrize("layout", ["directories", "labels.csv"])
+def test_exported_digits_are_the_packed_ones_to_the_pixel(tmp_path: Path, layout: str) -> None:
+    root, packed = tmp_path / "digits", load_data("digits")
+    train, test = packed.train, packed.test
     assert test is not None
-    split = make_split(data, 4, 1, "balanced", "remaining")
+    split = make_split(packed, 4, 1, "balanced", "remaining")
     labeled = set(split.labeled.tolist())
 
     def save(image: torch.Tensor, path: Path) -> None:
@@ -324,22 +290,12 @@ def export_digits(root: Path, layout: str) -> Split:
         save(image, root / f"test/{label}/{row:05}.png")
     if layout == "labels.csv":
         (root / "labels.csv").write_text("\n".join(lines) + "\n")
-    return split
-
-
-@pytest.mark.parametrize("layout", ["directories", "labels.csv"])
-def test_exported_digits_are_the_built_in_ones_to_the_pixel(tmp_path: Path, layout: str) -> None:
-    split = export_digits(tmp_path / "digits", layout)
-    builtin = load_data("digits")
-    train, test = builtin.train, builtin.test
-    data = load_folder(scan_folder(tmp_path / "digits"), None, tmp_path / "cache")
-    assert (data.image_size, data.channels) == (16, 1)
+    data = load(root)
+    found = given_split(data.train.labels, "remaining")
     assert data.train.class_names == train.class_names
-    assert torch.equal(data.train.images[data.labeled_rows], train.images[split.labeled])
-    assert torch.equal(data.train.labels[data.labeled_rows], train.labels[split.labeled])
-    assert torch.equal(data.train.images[data.unlabeled_rows], train.images[split.unlabeled])
-    assert (data.train.labels[data.unlabeled_rows] == -1).all()
-    assert test is not None
+    assert torch.equal(data.train.images[found.labeled], train.images[split.labeled])
+    assert torch.equal(data.train.labels[found.labeled], train.labels[split.labeled])
+    assert torch.equal(data.train.images[found.unlabeled], train.images[split.unlabeled])
     assert data.test is not None
     order = torch.argsort(test.labels, stable=True)
     assert torch.equal(data.test.images, test.images[order])
@@ -347,7 +303,7 @@ def test_exported_digits_are_the_built_in_ones_to_the_pixel(tmp_path: Path, layo
 
 
 class Decodings:
-    """Counts the pictures that are decoded."""
+    """Records the pictures that are decoded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths: list[str] = []
@@ -359,10 +315,9 @@ class Decodings:
 
         monkeypatch.setattr(pixel_cache, "decode_rows", spy)
 
-    def count(self, index: FolderIndex, cache: Path, image_size: int | None = None) -> tuple[FolderData, list[str]]:
+    def count(self, folder: Path, *arguments: Any) -> tuple[FolderData, list[str]]:
         self.paths.clear()
-        data = load_folder(index, image_size, cache)
-        return data, [str(Path(path).relative_to(index.folder)) for path in self.paths]
+        return load(folder, *arguments), sorted(os.path.relpath(path, folder) for path in self.paths)
 
 
 @pytest.fixture
@@ -370,79 +325,77 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> Decodings:
     return Decodings(monkeypatch)
 
 
-def test_a_second_start_decodes_nothing(folder: Path, tmp_path: Path, decodings: Decodings) -> None:
+def slot_of(folder: Path) -> Path:
+    """The cache's directory of a folder."""
+    (slot,) = (folder.parent / "data" / "folders").iterdir()
+    return slot
+
+
+def test_a_second_start_decodes_nothing(folder: Path, decodings: Decodings) -> None:
     (folder / "unlabeled/broken.png").write_text("cat")
-    first, decoded = decodings.count(scan_folder(folder), tmp_path / "cache")
+    first, decoded = decodings.count(folder)
     assert len(decoded) == 9
-    second, decoded = decodings.count(scan_folder(folder), tmp_path / "cache")
+    second, decoded = decodings.count(folder)
     assert not decoded
-    assert first.broken == second.broken
+    assert first.decoded.broken == second.decoded.broken
     assert torch.equal(first.train.images, second.train.images)
-    assert first.train.fingerprint == second.train.fingerprint
     assert (first.decoded.facts == second.decoded.facts).all()
-    _, decoded = decodings.count(scan_folder(folder), tmp_path / "cache", image_size=20)
+    _, decoded = decodings.count(folder, 20)
     assert len(decoded) == 9, "another size is another cache"
 
 
 def test_new_labels_decode_nothing(folder: Path, tmp_path: Path, decodings: Decodings) -> None:
-    decodings.count(scan_folder(folder), tmp_path / "cache")
+    decodings.count(folder)
     (tmp_path / "given.csv").write_text("path,label\nunlabeled/x.png,bird\n")
-    data, decoded = decodings.count(scan_folder(folder, tmp_path / "given.csv"), tmp_path / "cache")
+    data, decoded = decodings.count(folder, None, tmp_path / "given.csv")
     assert not decoded
-    assert data.train_paths[data.labeled_rows[0]] == "unlabeled/x.png"
-    assert data.train.labels[data.labeled_rows].tolist() == [0, 1, 2, 2]
+    assert data.train.labels[data.train_paths.index("unlabeled/x.png")] == data.train.class_names.index("bird")
 
 
-def test_only_changed_pictures_are_decoded_again(folder: Path, tmp_path: Path, decodings: Decodings) -> None:
+def test_only_changed_pictures_are_decoded_again(folder: Path, decodings: Decodings) -> None:
     (folder / "unlabeled/broken.png").write_text("cat")
-    decodings.count(scan_folder(folder), tmp_path / "cache")
+    decodings.count(folder)
     before = (folder / "unlabeled/x.png").stat()
     draw(folder, "unlabeled/new.png")
     (folder / "unlabeled/z.png").rename(folder / "labeled/dog/z.png")
     content = bytearray(encoded(picture(99, "RGB", 16, 16), "BMP"))
     (folder / "unlabeled/x.png").write_bytes(content)
-    data, decoded = decodings.count(scan_folder(folder), tmp_path / "cache")
-    assert sorted(decoded) == ["labeled/dog/z.png", "unlabeled/new.png", "unlabeled/x.png"]
-    assert (data.train.images[data.train_paths.index("unlabeled/x.png")].permute(1, 2, 0).numpy() == pixels(99, 16, 16)).all()
+    data, decoded = decodings.count(folder)
+    assert decoded == ["labeled/dog/z.png", "unlabeled/new.png", "unlabeled/x.png"]
+    assert same_pixels(data.train.images[data.train_paths.index("unlabeled/x.png")], 99)
     content[60:70] = bytes(10)
     (folder / "unlabeled/x.png").write_bytes(content)
     os.utime(folder / "unlabeled/x.png", ns=(before.st_atime_ns, before.st_mtime_ns))
-    _, decoded = decodings.count(scan_folder(folder), tmp_path / "cache")
-    assert decoded == ["unlabeled/x.png"], "noticed although length and time of change are the old ones"
-    for path, image in zip(data.train_paths, data.train.images, strict=True):
-        if path.startswith("labeled/cat"):
-            assert (image.permute(1, 2, 0).numpy() == pixels(seed_of(path), 16, 16)).all()
-    (slot,) = (tmp_path / "cache").iterdir()
-    assert len(list(slot.glob("pixels*"))) == 1, "pixels of old pictures are removed"
+    _, decoded = decodings.count(folder)
+    assert decoded == ["unlabeled/x.png"], "noticed although size and mtime are the old ones"
+    assert same_pixels(data.train.images[data.train_paths.index("labeled/cat/1.png")], seed_of("labeled/cat/1.png"))
+    assert len(list(slot_of(folder).glob("pixels*"))) == 1, "pixels of old pictures are removed"
 
 
-def test_one_color_picture_among_gray_ones_makes_three_channels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decodings: Decodings
-) -> None:
+def test_one_color_picture_among_gray_ones_makes_three_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crmatch.data.folder.decode.HEADERS", 3)
     draw(tmp_path / "p", *(f"labeled/{name}/{row}.png" for name in "ab" for row in range(10)), mode="L")
     draw(tmp_path / "p", "unlabeled/1.png")
-    data, _ = decodings.count(scan_folder(tmp_path / "p"), tmp_path / "cache")
-    assert data.channels == 3
-    assert (data.train.images[:20, 0] == data.train.images[:20, 1]).all()
-    assert (data.train.images[20, 0] != data.train.images[20, 1]).any()
+    images = load(tmp_path / "p").train.images
+    assert images.shape[1] == 3
+    assert (images[:20, 0] == images[:20, 1]).all()
+    assert (images[20, 0] != images[20, 1]).any()
 
 
-def test_a_broken_color_picture_among_gray_ones_does_not_count(tmp_path: Path) -> None:
+def test_a_broken_color_picture_does_not_make_gray_ones_color(tmp_path: Path) -> None:
     draw(tmp_path / "p", "labeled/a/1.png", "labeled/b/1.png", mode="L")
-    whole = encoded(picture(1, "RGB", 64, 64), "JPEG")
-    (tmp_path / "p/labeled/a/2.jpg").write_bytes(whole[: len(whole) // 2])
-    data = load_folder(scan_folder(tmp_path / "p"), None, tmp_path / "cache")
-    assert [named.reason for named in data.broken] == ["truncated"]
-    assert data.channels == 1
+    content = encoded(picture(1, "RGB", 64, 64), "JPEG")
+    (tmp_path / "p/labeled/a/2.jpg").write_bytes(content[: len(content) // 2])
+    data = load(tmp_path / "p")
+    assert [*data.decoded.broken.values()] == ["truncated"]
+    assert data.train.images.shape[1] == 1
 
 
-def test_writing_into_the_pixels_changes_nothing_on_disk(folder: Path, tmp_path: Path) -> None:
-    index = scan_folder(folder)
-    first = load_folder(index, None, tmp_path / "cache")
+def test_writing_into_the_pixels_changes_nothing_on_disk(folder: Path) -> None:
+    first = load(folder)
     kept = first.train.images.clone()
     first.train.images.zero_()
-    assert torch.equal(load_folder(index, None, tmp_path / "cache").train.images, kept)
+    assert torch.equal(load(folder).train.images, kept)
 
 
 def test_pixels_larger_than_the_memory_can_be_mapped(tmp_path: Path) -> None:
@@ -459,7 +412,7 @@ def test_pixels_larger_than_the_memory_can_be_mapped(tmp_path: Path) -> None:
     assert images[-1].sum() == 21
 
 
-def test_a_full_disk_is_said_before_the_work_and_leaves_nothing(
+def test_a_full_disk_is_reported_before_the_work_and_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decodings: Decodings
 ) -> None:
     def refuse(descriptor: int, offset: int, length: int) -> None:
@@ -468,32 +421,28 @@ def test_a_full_disk_is_said_before_the_work_and_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", refuse)
         with pytest.raises(DataError, match="No space left on device") as caught:
-            decodings.count(scan_folder(folder), tmp_path / "cache")
+            decodings.count(folder)
     assert str(caught.value).count("\n") == 1
     assert not decodings.paths
-    assert not list((tmp_path / "cache").rglob("pixels*"))
+    assert not list((tmp_path / "data").rglob("pixels*"))
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be kept"):
-        load_folder(scan_folder(folder), None, tmp_path / "file")
+        load_folder(folder, None, tmp_path / "file")
 
 
 @pytest.mark.parametrize("damage", ["index", "pixels", "no pixels", "old decoder"])
-def test_a_damaged_cache_is_made_anew(
-    folder: Path, tmp_path: Path, decodings: Decodings, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = scan_folder(folder)
-    kept = load_folder(index, None, tmp_path / "cache").train.images.clone()
-    (slot,) = (tmp_path / "cache").iterdir()
-    (file,) = slot.glob("pixels-*")
+def test_a_damaged_cache_is_replaced(folder: Path, decodings: Decodings, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = load(folder).train.images.clone()
+    (file,) = slot_of(folder).glob("pixels-*")
     if damage == "index":
-        (slot / "index.json").write_text('{"key": 1')
+        (slot_of(folder) / "index.json").write_text('{"key": 1')
     elif damage == "pixels":
         file.write_bytes(file.read_bytes()[:-1])
     elif damage == "no pixels":
         file.unlink()
     else:
         monkeypatch.setattr(pixel_cache, "DECODER", 2)
-    data, decoded = decodings.count(index, tmp_path / "cache")
+    data, decoded = decodings.count(folder)
     assert len(decoded) == 8
     assert torch.equal(data.train.images, kept)
 
@@ -501,57 +450,52 @@ def test_a_damaged_cache_is_made_anew(
 LOAD = """
 import sys
 from pathlib import Path
-from crmatch.data.folder import read_folder, scan_folder
-read_folder(scan_folder(Path(sys.argv[1])), 64, Path(sys.argv[2]), lambda done, total: print(done, flush=True))
+from crmatch.data.folder.load import decode_folder
+from crmatch.data.folder.scan import scan_folder
+decode_folder(scan_folder(Path(sys.argv[1])), 64, Path(sys.argv[2]), lambda done, total: print(done, flush=True))
 """
 
 
-def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", LOAD, str(folder), str(cache)], stdout=subprocess.PIPE, text=True)
+def start(folder: Path) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", LOAD, str(folder), str(folder.parent / "data")]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.process
 def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     draw(tmp_path / "p", *(f"labeled/{name}/{row:03}.png" for name in "ab" for row in range(100)))
     for kill_after in (1, 150):
-        with start(tmp_path / "p", tmp_path / "cache") as process:
+        with start(tmp_path / "p") as process:
             assert process.stdout is not None
             for line in process.stdout:
                 if int(line) >= kill_after:
                     process.send_signal(signal.SIGKILL)
                     break
-        index = scan_folder(tmp_path / "p")
-        (slot,) = (tmp_path / "cache").iterdir()
+        index, slot = scan_folder(tmp_path / "p"), slot_of(tmp_path / "p")
         if not (slot / "index.json").exists():
             assert not list(slot.glob("pixels-*"))
-        decoded = read_folder(index, 64, tmp_path / "cache")
+        decoded = decode_folder(index, 64, tmp_path / "data")
         assert not decoded.broken
-        expected = read_folder(index, 64, tmp_path / "another cache")
-        assert np.array_equal(decoded.pixels, expected.pixels)
+        assert np.array_equal(decoded.pixels, decode_folder(index, 64, tmp_path / "other data").pixels)
         assert sorted(file.name.split("-")[0] for file in slot.iterdir() if file.name != "lock") == ["index.json", "pixels"]
-        shutil.rmtree(tmp_path / "cache")
+        shutil.rmtree(tmp_path / "data")
 
 
+@pytest.mark.process
 def test_two_at_once_decode_only_once(tmp_path: Path) -> None:
     draw(tmp_path / "p", *(f"labeled/{name}/{row:03}.png" for name in "ab" for row in range(100)))
     outputs = []
-    for process in [start(tmp_path / "p", tmp_path / "cache") for _ in range(2)]:
+    for process in [start(tmp_path / "p") for _ in range(2)]:
         outputs.append(process.communicate()[0])
         assert process.returncode == 0
     assert sorted(output.split()[-1:] for output in outputs) == [[], ["200"]]
 
 
-@pytest.mark.parametrize("module", ["folder", "decode", "pixel_cache", "preflight"])
-def test_scanning_and_reporting_import_no_torch(module: str) -> None:
-    code = f"import sys, crmatch.data.{module}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_scanning_is_fast(tmp_path: Path) -> None:
-    """Sixty thousand pictures within 2 s means 30 us each; generous here, because tests share their machine."""
+    """60,000 pictures within 2 s means 30 us each; the limit is generous because tests share their machine."""
+    (tmp_path / "p" / "unlabeled").mkdir(parents=True)
     for row in range(3_000):
-        file = tmp_path / "p" / "unlabeled" / f"{row:05}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+        (tmp_path / "p" / "unlabeled" / f"{row:05}.png").touch()
     draw(tmp_path / "p", "labeled/a/1.png", "labeled/b/1.png")
     begin = time.process_time()
     scan_folder(tmp_path / "p")
