@@ -90,7 +90,7 @@ def bare_part(folder: str, share: str) -> None:
 
 def load_part(folder: str, cache: str, size: str) -> None:
     """Scan and load, then touch every pixel."""
-    from crmatch.data.folder.load import decode_folder
+    from crmatch.data.folder.cache import decode_folder
     from crmatch.data.folder.preflight import preflight
     from crmatch.data.folder.scan import scan_folder
 

@@ -19,16 +19,10 @@ UNLABELED = -1
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with their labels.
+    """Images with their labels."""
 
-    Attributes:
-        images: uint8 (N, C, H, W) with C of 1 or 3. Any strides: arrays stored as (N, H, W, C) are not copied.
-        labels: int64 (N,), `UNLABELED` if unknown.
-        class_names: one name per class.
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # uint8 (N, C, H, W) with C of 1 or 3 and any strides: arrays stored as (N, H, W, C) are not copied
+    labels: Tensor  # int64 (N,), UNLABELED if unknown
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -64,17 +58,11 @@ class ImageSet:
 
 
 class DataSet(NamedTuple):
-    """A training set with an optional test set.
-
-    Attributes:
-        train: all training images, labeled or not.
-        test: None if there are no test images.
-        folds: int64 (F, L): the labeled rows of the training set in each published fold (STL-10 only).
-    """
+    """A training set, labeled or not, with an optional test set."""
 
     train: ImageSet
     test: ImageSet | None
-    folds: Tensor | None = None
+    folds: Tensor | None = None  # int64 (F, L): the labeled rows of `train` in each published fold (STL-10 only)
 
 
 def check_images(images: Tensor) -> None:

@@ -31,16 +31,11 @@ Arrays = dict[str, Array]
 
 
 class Progress(Protocol):
-    """Shows how far a transfer or conversion is."""
+    """Shows how far a transfer or conversion of `total` bytes is, `already` of which were done before."""
 
-    def start(self, total: int | None, already: int, label: str) -> None:
-        """Work on `total` bytes begins; `already` of them were done before."""
-
-    def advance(self, count: int) -> None:
-        """`count` more bytes are done."""
-
-    def stop(self) -> None:
-        """The work has ended, finished or not."""
+    def start(self, total: int | None, already: int, label: str) -> None: ...  # noqa: D102
+    def advance(self, count: int) -> None: ...  # noqa: D102
+    def stop(self) -> None: ...  # noqa: D102
 
 
 class Rows(NamedTuple):
@@ -163,8 +158,6 @@ def _write_array(member: IO[bytes], array: Array | Rows, advance: Callable[[int]
         chunks = (array[start : start + rows] for start in range(0, len(array), rows))
     written = 0
     for chunk in chunks:
-        assert chunk.dtype == array.dtype
-        assert chunk.shape[1:] == array.shape[1:]
         written += len(chunk)
         member.write(np.ascontiguousarray(chunk).data)
         advance(chunk.nbytes)

@@ -20,20 +20,15 @@ class Benchmark(NamedTuple):
     """The defaults of one data set, as in the paper and its reference implementations."""
 
     image_size: int
-    mirror: bool
-    """Whether mirror images belong to the same class."""
+    mirror: bool  # whether mirror images belong to the same class
     network: str
     weight_decay: float = 5e-4
-    crmatch_epochs: int = 512
-    """Length of CR-Match's runs in epochs of 1,024 steps; every other method runs 1,024 epochs."""
-    labels_per_class: tuple[int, ...] = ()
-    """The numbers of labels in the paper's tables."""
+    crmatch_epochs: int = 512  # epochs of 1,024 steps; every other method runs 1,024 epochs
+    labels_per_class: tuple[int, ...] = ()  # in the paper's tables
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
     channels: int = 3
-    usb_mirror: bool = True
-    """Whether the `usb` recipe mirrors images; USB also mirrors SVHN."""
-    quick_steps: int = 3000
-    """Length of the `quick` recipe."""
+    usb_mirror: bool = True  # in the `usb` recipe; USB also mirrors SVHN
+    quick_steps: int = 3000  # length of the `quick` recipe
     quick_ema_decay: float = 0.998
 
 
@@ -59,14 +54,11 @@ class Setting(NamedTuple):
 
     data: str
     labels_per_class: int
-    image_size: int
-    """Side of the stored images; the shorter one if they are not square."""
+    image_size: int  # of the stored images; the shorter side if they are not square
     channels: int
     defaults: Benchmark
-    folder: Path | None = None
-    """A folder of pictures, which brings its own labels."""
-    labels_file: Path | None = None
-    """A labels.csv that overrides the folder's own, or adds labels to those of the setting."""
+    folder: Path | None = None  # of pictures, which brings its own labels
+    labels_file: Path | None = None  # overrides the folder's own labels.csv, or adds labels to those of the setting
 
     @property
     def name(self) -> str:

@@ -34,13 +34,9 @@ class Split(NamedTuple):
 def make_split(data: DataSet, labels_per_class: int, number: int, rule: SplitRule, unlabeled: UnlabeledRule) -> Split:
     """Make split `number` (from 1) of a setting.
 
-    Args:
-        data: the data set.
-        labels_per_class: how many images of each class keep their label, on average.
-        number: which of the fixed splits.
-        rule: `balanced` takes exactly `labels_per_class` images of each class, `proportional` follows the training
-            distribution (Google's protocol for SVHN), `folds` takes the published fold of that number, counted from 0.
-        unlabeled: whether the labeled images are also used as unlabeled ones (`all`) or not (`remaining`, as in the paper).
+    The rule `balanced` takes exactly `labels_per_class` images of each class, `proportional` as many on average, following
+    the training distribution (Google's protocol for SVHN), `folds` the published fold of that number, counted from 0. The
+    labeled images are also used as unlabeled ones (`all`) or not (`remaining`, as in the paper).
     """
     train = data.train
     if rule == "folds":

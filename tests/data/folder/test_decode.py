@@ -22,7 +22,7 @@ from picture_corpus import (
 from PIL import Image, ImageOps
 
 from crmatch.data.folder.decode import Facts, PictureError, choose_size, decode_picture
-from crmatch.data.folder.workers import decode_pictures
+from crmatch.data.folder.workers import decode_pictures, decode_rows
 from crmatch.data.images import resize
 from crmatch.errors import DataError
 
@@ -198,26 +198,20 @@ def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
     assert facts == ["no such file or directory"]
 
 
-def test_many_pictures_keep_their_order_and_report_progress(tmp_path: Path) -> None:
+def test_many_pictures_keep_their_order(tmp_path: Path) -> None:
     paths = [written(tmp_path / f"{seed}.png", encoded(picture(seed), "PNG")) for seed in range(150)]
-    seen: list[tuple[int, int]] = []
-    found, facts = decode_pictures(paths, 24, 3, workers=3, progress=lambda done, total: seen.append((done, total)))
+    found, facts = decode_pictures(paths, 24, 3)
     assert all((found[seed] == pixels(seed)).all() for seed in range(150))
     assert len({fact.digest for fact in facts if isinstance(fact, Facts)}) == 150
-    assert seen == sorted(seen)
-    assert len(seen) > 3
-    assert seen[-1] == (150, 150)
 
 
 def test_stopping_halfway_leaves_no_process_and_no_file(tmp_path: Path) -> None:
-    paths = [written(tmp_path / f"{seed}.png", encoded(picture(seed), "PNG")) for seed in range(50)]
+    jobs = [(seed, str(written(tmp_path / f"{seed}.png", encoded(picture(seed), "PNG")))) for seed in range(50)]
+    target = written(tmp_path / "pixels", bytes(50 * 24 * 24 * 3))
     before = open_files()
-
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        decode_pictures(paths, 24, 3, workers=2, progress=stop)
+    decoding = decode_rows(jobs, target, 24, 3, workers=2)
+    assert next(decoding)
+    decoding.close()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
     assert open_files() == before
@@ -237,7 +231,7 @@ def test_a_picture_that_crashes_the_decoder_is_named_alone(tmp_path: Path, monke
     paths = [written(tmp_path / f"{seed}.png", encoded(picture(seed), "PNG")) for seed in range(20)]
     code = "workers.decode = lambda path, *rest: os._exit(9) if path.endswith('/13.png') else real(path, *rest)"
     monkeypatch.setattr(sys, "executable", fake_python(tmp_path / "python", code))
-    found, facts = decode_pictures(paths, 24, 3, workers=1)
+    found, facts = decode_pictures(paths, 24, 3)
     assert [row for row, fact in enumerate(facts) if isinstance(fact, str)] == [13]
     assert facts[13] == "crashes the decoder"
     assert all((found[seed] == pixels(seed)).all() for seed in range(20) if seed != 13)
@@ -267,7 +261,7 @@ def test_a_decoder_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: 
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from crmatch.data.folder.load import decode_folder
+from crmatch.data.folder.cache import decode_folder
 from crmatch.data.folder.scan import scan_folder
 decoded = decode_folder(scan_folder(Path(sys.argv[1])), 24, Path(sys.argv[2]))
 assert 'torch' not in sys.modules

@@ -21,7 +21,8 @@ from picture_corpus import draw, encoded, picture, pixels, seed_of
 from PIL import Image
 
 from crmatch.data.folder import cache as pixel_cache
-from crmatch.data.folder.load import FolderData, decode_folder, load_folder
+from crmatch.data.folder.cache import decode_folder
+from crmatch.data.folder.load import FolderData, load_folder
 from crmatch.data.folder.scan import scan_folder
 from crmatch.data.load import load_data
 from crmatch.data.splits import given_split, make_split
@@ -450,7 +451,7 @@ def test_a_damaged_cache_is_replaced(folder: Path, decodings: Decodings, damage:
 LOAD = """
 import sys
 from pathlib import Path
-from crmatch.data.folder.load import decode_folder
+from crmatch.data.folder.cache import decode_folder
 from crmatch.data.folder.scan import scan_folder
 decode_folder(scan_folder(Path(sys.argv[1])), 64, Path(sys.argv[2]), lambda done, total: print(done, flush=True))
 """

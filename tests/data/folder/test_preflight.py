@@ -37,7 +37,7 @@ def test_a_good_folder_has_no_warnings(folder: Path) -> None:
         f"{folder}: 6 labeled pictures of 2 classes, 5 unlabeled, 2 for testing; color",
         "  cat: 3 labeled, 1 for testing",
         "  dog: 3 labeled, 1 for testing",
-        "all pictures are 16x16 and used as they are",
+        "pictures are used as they are (16x16)",
     ]
 
 
@@ -54,7 +54,6 @@ def test_copies_across_parts_are_found_whatever_their_format(folder: Path) -> No
         ("labeled/cat/dog.png", "labeled/dog/0.png"): ("labeled", "labeled"),
     }
     assert found.copies == 1
-    assert [(item.leaks, item.contradicts) for item in found.duplicates] == [(False, False), (False, True), (True, False)]
     assert len(found.warnings) == 4
     assert warned(folder, "1 picture in test/ also in the training set")
     assert warned(folder, "1 picture with contradicting labels")
@@ -95,14 +94,14 @@ def test_a_class_without_readable_labels_is_said(folder: Path) -> None:
 )
 def test_what_will_be_done_is_said(tmp_path: Path, size: tuple[int, int], image_size: int | None, words: str) -> None:
     draw(tmp_path / "p", "labeled/a/1.png", "labeled/b/1.png", "unlabeled/1.png", size=size)
-    assert look(tmp_path / "p", image_size).treatment == f"all pictures are {words}"
+    assert look(tmp_path / "p", image_size).treatment == f"pictures are {words}"
 
 
 def test_photos_with_orientation_are_cropped_upright_and_it_is_said(tmp_path: Path) -> None:
     for number, path in enumerate(("labeled/a/1.jpg", "labeled/b/1.jpg", "unlabeled/1.jpg")):
         (tmp_path / "p" / path).parent.mkdir(parents=True)
         (tmp_path / "p" / path).write_bytes(oriented(picture(number, "RGB", 64, 48), 6))
-    assert look(tmp_path / "p").treatment == "all pictures are center-cropped from 48x64 to 48x48"
+    assert look(tmp_path / "p").treatment == "pictures are center-cropped from 48x64 to 48x48"
 
 
 def test_mixed_sizes_are_said(tmp_path: Path) -> None:
@@ -110,9 +109,7 @@ def test_mixed_sizes_are_said(tmp_path: Path) -> None:
     draw(tmp_path / "p", "labeled/b/1.png", "labeled/b/2.png", size=(64, 64))
     draw(tmp_path / "p", "unlabeled/1.png", size=(300, 100))
     found = look(tmp_path / "p")
-    assert found.treatment == (
-        "3 different sizes from 20x31 to 300x100: resized to a shorter side of 64, then center-cropped to 64x64"
-    )
+    assert found.treatment == "pictures are resized and center-cropped from 3 different sizes (20x31 to 300x100) to 64x64"
     assert found.sizes[0] == (64, 64, 2)
     assert warned(tmp_path / "p", "1 picture enlarged more than twofold")
     assert warned(tmp_path / "p", "1 picture with more than half lost to the center crop")

@@ -1,6 +1,6 @@
 """Decoded pictures on disk: one file of pixels per folder and image size, memory-mapped. Imports no torch.
 
-`<cache_dir>/<hash>/` contains the pixels, `index.json`, which describes them, and a lock. The index is written last and
+`<data_dir>/folders/<hash>/` contains the pixels, `index.json`, which describes them, and a lock. The index is written last and
 atomically, so a killed writer leaves nothing that would be read.
 """
 
@@ -23,6 +23,7 @@ from crmatch.atomic_files import read_json, write_file
 from crmatch.data.folder.decode import DECODER, FACTS, Pixels, choose_size
 from crmatch.data.folder.scan import FolderIndex
 from crmatch.data.folder.workers import Progress, decode_rows
+from crmatch.data.settings import default_data_dir
 from crmatch.data.square import check_size
 from crmatch.errors import DataError
 
@@ -32,22 +33,17 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # has a name since Python 
 
 
 class Decoded(NamedTuple):
-    """The readable pictures of a folder, and why the others are not readable.
+    """The R readable pictures of a folder, and why the others cannot be read."""
 
-    Attributes:
-        pixels: uint8 (R, size, size, channels), mapped copy-on-write.
-        rows: int64 (R,): position of each picture in the folder's index, ascending.
-        facts: (R,) of type `FACTS`.
-        broken: reason by position in the folder's index.
-    """
-
-    pixels: Pixels
-    rows: NDArray[np.int64]
-    facts: NDArray[Any]
-    broken: dict[int, str]
+    pixels: Pixels  # (R, size, size, channels), mapped copy-on-write
+    rows: NDArray[np.int64]  # (R,): position of each picture in the folder's index, ascending
+    facts: NDArray[Any]  # (R,) of type `FACTS`
+    broken: dict[int, str]  # reason by position in the folder's index
 
 
-def cached_pixels(pictures: FolderIndex, size: int | None, cache_dir: Path, progress: Progress | None = None) -> Decoded:
+def decode_folder(
+    pictures: FolderIndex, size: int | None = None, data_dir: Path | None = None, progress: Progress | None = None
+) -> Decoded:
     """Decode the pictures at `size` (None: one that suits them), or map the pixels that an earlier call has decoded.
 
     If some pictures have changed, only those are decoded again. There is one channel if every readable picture is gray.
@@ -56,7 +52,7 @@ def cached_pixels(pictures: FolderIndex, size: int | None, cache_dir: Path, prog
         size = _suitable(pictures)[0]
     check_size(size)
     key = _hash("\0".join(pictures.paths).encode(), np.ascontiguousarray(pictures.stats).tobytes()).hex()
-    slot = cache_dir / _hash(f"{pictures.folder}\0{size}\0{DECODER}".encode()).hex()
+    slot = (data_dir or default_data_dir()) / "folders" / _hash(f"{pictures.folder}\0{size}\0{DECODER}".encode()).hex()
     try:
         index = _read_index(slot)
         if index is not None and index["key"] == key:

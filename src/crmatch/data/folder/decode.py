@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from crmatch.data.square import SMALLEST_SIDE, covering_size, square
 from crmatch.errors import DataError
@@ -30,12 +30,7 @@ HEADERS = 1000
 """Number of pictures whose headers `choose_size` reads."""
 DECODER = 1
 """Version of the decoder, part of every cache's name; increase it when the pixels of any picture change."""
-_ORIENTATION = 0x0112
 _EXIF = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
-_TURN = Image.Transpose
-_TURNS = (None, None, _TURN.FLIP_LEFT_RIGHT, _TURN.ROTATE_180, _TURN.FLIP_TOP_BOTTOM, _TURN.TRANSPOSE, _TURN.ROTATE_270,
-          _TURN.TRANSVERSE, _TURN.ROTATE_90)  # fmt: skip
-"""The transposition that makes a picture upright, by EXIF orientation."""
 Pixels = NDArray[np.uint8]
 
 
@@ -90,11 +85,14 @@ def decode_picture(path: Path | str, size: int, channels: int) -> Pixels:
 
 def decode(path: str, size: int, channels: int) -> tuple[bytes, Facts]:
     """Pixels and facts of a picture, as `decode_picture` describes them; may issue warnings."""
-    with open_picture(path) as file:
-        file.load()
-        picture = _upright(file)
+    with open_picture(path) as picture:
+        picture.load()
+        if not _EXIF.isdisjoint(picture.info):  # looking for EXIF data in every picture would take long
+            with contextlib.suppress(Exception):  # damaged EXIF data do not affect the pixels
+                ImageOps.exif_transpose(picture, in_place=True)
         gray = _is_gray(picture)
-        if np.prod(covering_size(*picture.size, size)) > MOST_PIXELS and picture.size != (size, size):
+        width, height = covering_size(*picture.size, size)
+        if width * height > MOST_PIXELS and picture.size != (size, size):
             raise PictureError(f"too long and narrow ({picture.width}x{picture.height})")
         flat, mode = _flat(picture), "L" if channels == 1 else "RGB"
         content = square(flat if flat.mode == mode else flat.convert(mode), size).tobytes()
@@ -129,15 +127,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return f"damaged ({text[:80] or type(error).__name__})"
-
-
-def _upright(picture: Image.Image) -> Image.Image:
-    try:
-        as_stored = _EXIF.isdisjoint(picture.info)  # Pillow has already rotated a TIFF when it was loaded
-        turn = None if as_stored else _TURNS[picture.getexif().get(_ORIENTATION, 1)]
-    except Exception:  # noqa: BLE001 - damaged EXIF data do not affect the pixels
-        turn = None
-    return picture if turn is None else picture.transpose(turn)
 
 
 def _is_gray(picture: Image.Image) -> bool:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from crmatch.data.folder.cache import Decoded, cached_pixels
-from crmatch.data.folder.scan import FolderIndex, join_names, scan_folder
+from crmatch.data.folder.cache import Decoded, decode_folder
+from crmatch.data.folder.scan import join_names, scan_folder
 from crmatch.data.folder.workers import Progress
-from crmatch.data.settings import default_data_dir
 from crmatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -18,28 +17,13 @@ if TYPE_CHECKING:
 
 
 class FolderData(NamedTuple):
-    """The pictures of a folder, ready for training; unreadable ones are left out.
+    """The readable pictures of a folder, in the order of its index."""
 
-    Attributes:
-        train: labeled and unlabeled pictures (label -1), in the order of the index.
-        test: the test pictures; None if there are none.
-        train_paths: relative path by row of `train`.
-        test_paths: relative path by row of `test`.
-        decoded: the pixels of all pictures, and why the unreadable ones cannot be read.
-    """
-
-    train: ImageSet
+    train: ImageSet  # labeled and unlabeled pictures (label -1)
     test: ImageSet | None
-    train_paths: tuple[str, ...]
+    train_paths: tuple[str, ...]  # relative path by row of `train`
     test_paths: tuple[str, ...]
     decoded: Decoded
-
-
-def decode_folder(
-    index: FolderIndex, image_size: int | None, data_dir: Path | None = None, progress: Progress | None = None
-) -> Decoded:
-    """The pixels of all readable pictures, without torch; decoded pixels are cached in `<data_dir>/folders`."""
-    return cached_pixels(index, image_size, (data_dir or default_data_dir()) / "folders", progress)
 
 
 def load_folder(
@@ -49,14 +33,10 @@ def load_folder(
     labels_file: Path | None = None,
     progress: Progress | None = None,
 ) -> FolderData:
-    """Scan a folder and load its pictures.
+    """Scan a folder (see `scan_folder`) and load its pictures.
 
-    Args:
-        folder: see `scan_folder`.
-        image_size: side of the images; None for the median shorter side of the pictures, within 8..512.
-        data_dir: decoded pixels are cached in its directory `folders`; None for the default one.
-        labels_file: see `scan_folder`.
-        progress: called with the number of finished and of all pictures while pictures are decoded.
+    The image size is by default the median shorter side of the pictures, within 8..512. `progress` is called while pictures
+    are decoded. Decoded pixels are cached in `<data_dir>/folders`.
     """
     import torch
 

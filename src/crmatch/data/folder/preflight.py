@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from crmatch.data.folder.cache import Decoded
-from crmatch.data.folder.load import decode_folder
-from crmatch.data.folder.scan import FolderIndex, SkippedFile, join_names, scan_folder
+from crmatch.data.folder.cache import Decoded, decode_folder
+from crmatch.data.folder.scan import FolderIndex, SkippedFile, join_names, printable, scan_folder
 from crmatch.data.folder.workers import Progress
 
 UNEVEN = 3
@@ -36,36 +35,10 @@ class Duplicate:
     roles: tuple[str, ...]
     classes: tuple[str, ...]
 
-    @property
-    def leaks(self) -> bool:
-        """Whether a test picture is also a training picture."""
-        return len({*self.roles}) > 1 and "test" in self.roles
-
-    @property
-    def contradicts(self) -> bool:
-        """Whether the copies have different classes."""
-        return len({*self.classes} - {""}) > 1
-
 
 @dataclass(frozen=True)
 class Preflight:
-    """The report on a folder.
-
-    Attributes:
-        folder: its path.
-        classes: counts per class.
-        unlabeled: number of readable unlabeled pictures.
-        test: number of readable test pictures.
-        channels: 1 if all pictures are gray, else 3.
-        image_size: side of the images that are made from them.
-        sizes: (width, height, count), most frequent first.
-        treatment: what is done with the pictures, in words.
-        unreadable: pictures that cannot be read.
-        skipped: other files and directories that are not used.
-        duplicates: pictures that occur in more than one role, or with more than one class.
-        copies: number of pictures that repeat another one of the same role and class.
-        warnings: likely problems, in words.
-    """
+    """The report on a folder; pictures that cannot be read are not counted."""
 
     folder: str
     classes: tuple[ClassCount, ...]
@@ -73,12 +46,12 @@ class Preflight:
     test: int
     channels: int
     image_size: int
-    sizes: tuple[tuple[int, int, int], ...]
-    treatment: str
+    sizes: tuple[tuple[int, int, int], ...]  # (width, height, count), most frequent first
+    treatment: str  # what is done with the pictures
     unreadable: tuple[SkippedFile, ...]
-    skipped: tuple[SkippedFile, ...]
-    duplicates: tuple[Duplicate, ...]
-    copies: int
+    skipped: tuple[SkippedFile, ...]  # other files and directories that are not used
+    duplicates: tuple[Duplicate, ...]  # pictures with more than one role or class
+    copies: int  # pictures that repeat another one of the same role and class
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -89,22 +62,23 @@ class Preflight:
         """The report as text, with at most `most` names in each list."""
         labeled = sum(item.labeled for item in self.classes)
         lines = [
-            f"{_printable(self.folder)}: {labeled:,} labeled pictures of {len(self.classes)} classes, "
+            f"{printable(self.folder)}: {labeled:,} labeled pictures of {len(self.classes)} classes, "
             f"{self.unlabeled:,} unlabeled, {self.test:,} for testing; {'gray' if self.channels == 1 else 'color'}"
         ]
 
         def add(rows: list[str]) -> None:
             lines.extend(f"  {row}" for row in rows[:most])
-            if len(rows) > most:
-                lines.append(f"  and {len(rows) - most:,} more")
+            lines.extend([f"  and {len(rows) - most:,} more"] if len(rows) > most else [])
 
-        add([f"{_printable(item.name)}: {item.labeled:,} labeled, {item.test:,} for testing" for item in self.classes])
+        add([f"{printable(item.name)}: {item.labeled:,} labeled, {item.test:,} for testing" for item in self.classes])
         lines.append(self.treatment)
         for title, files in (("cannot be read", self.unreadable), ("not used", self.skipped)):
-            lines += [f"{title}: {len(files):,}"] if files else []
-            add([f"{_printable(item.path)}: {item.reason}" for item in files])
-        lines += [f"identical pictures: {len(self.duplicates):,}"] if self.duplicates else []
-        add([" = ".join(map(_printable, item.paths[:5])) for item in self.duplicates])
+            if files:
+                lines.append(f"{title}: {len(files):,}")
+                add([f"{printable(item.path)}: {item.reason}" for item in files])
+        if self.duplicates:
+            lines.append(f"identical pictures: {len(self.duplicates):,}")
+            add([" = ".join(map(printable, item.paths[:5])) for item in self.duplicates])
         return lines + [f"warning: {warning}" for warning in self.warnings]
 
 
@@ -123,20 +97,18 @@ def check_folder(
 def preflight(index: FolderIndex, decoded: Decoded) -> Preflight:
     """The report on a scanned folder and its decoded pictures."""
     labels, roles = index.labels[decoded.rows], index.roles[decoded.rows]
-    counts = {role: np.bincount(labels[roles == role], minlength=len(index.class_names)) for role in ("labeled", "test")}
-    numbers = zip(index.class_names, counts["labeled"].tolist(), counts["test"].tolist(), strict=True)
-    size = decoded.pixels.shape[1]
+    counts = [np.bincount(labels[roles == role], minlength=len(index.class_names)).tolist() for role in ("labeled", "test")]
     sizes = Counter(zip(decoded.facts["width"].tolist(), decoded.facts["height"].tolist(), strict=True)).most_common()
     duplicates, copies = _duplicates(index, decoded, roles.tolist(), labels.tolist())
     report = Preflight(
         folder=str(index.folder),
-        classes=tuple(ClassCount(*values) for values in numbers),
+        classes=tuple(ClassCount(*values) for values in zip(index.class_names, *counts, strict=True)),
         unlabeled=int((roles == "unlabeled").sum()),
         test=int((roles == "test").sum()),
         channels=decoded.pixels.shape[3],
-        image_size=size,
+        image_size=decoded.pixels.shape[1],
         sizes=tuple((*shape, count) for shape, count in sizes),
-        treatment=_treatment([shape for shape, _ in sizes], size),
+        treatment=_treatment([shape for shape, _ in sizes], decoded.pixels.shape[1]),
         unreadable=tuple(SkippedFile(index.paths[row], reason) for row, reason in sorted(decoded.broken.items())),
         skipped=index.skipped,
         duplicates=duplicates,
@@ -146,17 +118,15 @@ def preflight(index: FolderIndex, decoded: Decoded) -> Preflight:
 
 
 def _treatment(shapes: Sequence[tuple[int, int]], size: int) -> str:
-    end = f"{size}x{size}"
     names = [f"{width}x{height}" for width, height in sorted(shapes, key=np.prod)]
-    if len(shapes) > 1:
-        return (
-            f"{len(shapes):,} different sizes from {names[0]} to {names[-1]}: "
-            f"resized to a shorter side of {size}, then center-cropped to {end}"
-        )
-    if names[0] == end:
-        return f"all pictures are {end} and used as they are"
-    steps = (["resized"] if min(shapes[0]) != size else []) + (["center-cropped"] if len({*shapes[0]}) > 1 else [])
-    return f"all pictures are {' and '.join(steps)} from {names[0]} to {end}"
+    steps = ["resized"] if any(min(shape) != size for shape in shapes) else []
+    steps += ["center-cropped"] if any(width != height for width, height in shapes) else []
+    start = names[0] if len(names) == 1 else f"{len(names):,} different sizes ({names[0]} to {names[-1]})"
+    return (
+        f"pictures are {' and '.join(steps)} from {start} to {size}x{size}"
+        if steps
+        else f"pictures are used as they are ({start})"
+    )
 
 
 def _duplicates(index: FolderIndex, decoded: Decoded, roles: list[str], labels: list[int]) -> tuple[tuple[Duplicate, ...], int]:
@@ -186,8 +156,8 @@ def _warnings(index: FolderIndex, report: Preflight) -> list[str]:
     def pictures(count: int) -> str:
         return "1 picture" if count == 1 else f"{count:,} pictures"
 
-    leaks = sum(item.leaks for item in report.duplicates)
-    contradictions = sum(item.contradicts for item in report.duplicates)
+    leaks = sum("test" in item.roles and len({*item.roles}) > 1 for item in report.duplicates)
+    contradictions = sum(len({*item.classes} - {""}) > 1 for item in report.duplicates)
     both = sum({"labeled", "unlabeled"} <= {*item.roles} for item in report.duplicates)
     untested = [item.name for item in report.classes if not item.test] if report.test else []
     small = sum(count for width, height, count in report.sizes if 2 * min(width, height) < report.image_size)
@@ -210,8 +180,3 @@ def _warnings(index: FolderIndex, report: Preflight) -> list[str]:
         (others, f"files of other kinds are ignored: {join_names(others)}"),
     ]
     return [text for applies, text in warnings if applies]
-
-
-def _printable(name: str) -> str:
-    """A name on one line, without control characters."""
-    return name if name.isprintable() else ascii(name)[1:-1]

@@ -11,10 +11,10 @@ import os
 import posixpath
 import stat
 import unicodedata
-from array import array
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -37,27 +37,16 @@ class SkippedFile:
 
 @dataclass(frozen=True)
 class FolderIndex:
-    """The pictures of a folder.
-
-    Attributes:
-        folder: absolute path.
-        class_names: sorted by name.
-        paths: relative, with slashes; first those in labeled/ by class and path, then the others by path, then test/.
-        labels: int64 (N,), -1 if unknown.
-        training: how many of the paths are training pictures; the others are the test set.
-        stats: int64 (N, 3): size in bytes, mtime and ctime in ns.
-        skipped: files and directories that are not used.
-        ignored: number of files with each other extension.
-    """
+    """The pictures of a folder, ordered: those in labeled/ by class and path, then the others by path, then test/."""
 
     folder: Path
-    class_names: tuple[str, ...]
-    paths: tuple[str, ...]
-    labels: NDArray[np.int64]
-    training: int
-    stats: NDArray[np.int64]
-    skipped: tuple[SkippedFile, ...] = ()
-    ignored: dict[str, int] = field(default_factory=dict)
+    class_names: tuple[str, ...]  # sorted
+    paths: tuple[str, ...]  # relative to the folder, with slashes
+    labels: NDArray[np.int64]  # (N,), -1 if unknown
+    training: int  # how many of the pictures are for training; the others are the test set
+    stats: NDArray[np.int64]  # (N, 3): size in bytes, mtime and ctime in ns
+    skipped: tuple[SkippedFile, ...]  # files and directories that are not used
+    ignored: dict[str, int]  # number of files with each other extension
 
     @property
     def roles(self) -> NDArray[np.str_]:
@@ -70,10 +59,8 @@ class FolderIndex:
 def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
     """Find the pictures of `labeled/<class>/**`, `unlabeled/**` and `test/<class>/**`, or of a folder with `labels.csv`.
 
-    Args:
-        folder: the folder. Without `labeled/`, everything outside `test/` is a training picture.
-        labels_file: CSV file with the columns `path,label`; by default the folder's own `labels.csv`, if there is one. Its
-            labels override the directories; an empty label changes nothing, nor does it for pictures that are not listed.
+    Without `labeled/`, everything outside `test/` is a training picture. The labels file (columns `path,label`; by default
+    the folder's own `labels.csv`, if there is one) overrides the directories; an empty label changes nothing.
     """
     folder = Path(os.path.abspath(folder))
     if not folder.is_dir():
@@ -81,20 +68,30 @@ def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
     if labels_file is None and (folder / LABELS_FILE).is_file():
         labels_file = folder / LABELS_FILE
     walk = _Walk(folder)
-    classes = _walk_parts(walk, labels_file is not None)
+    parts = _directories(folder)
+    if "labeled" not in parts and labels_file is None:
+        raise DataError(
+            f"{folder} has neither labeled/ nor {LABELS_FILE} (directories found: {join_names(parts) or 'none'}).\n"
+            f"Put labeled pictures into labeled/<class>/ and the others into unlabeled/, or write {LABELS_FILE}: path,label"
+        )
+    for name in parts if "labeled" in parts else [""]:
+        if name in ("", "labeled", "unlabeled", "test"):
+            walk.walk(name)
+        else:
+            walk.skip(name, "neither labeled/, unlabeled/ nor test/")
     class_of: dict[str, dict[str, str]] = {"labeled": {}, "test": {}}
     for path in list(walk.files):
         part, *below = path.split("/", 2)
-        if part == "test" or (part == "labeled" and classes is not None):
+        if part in class_of and part in parts:
             if len(below) == 2:
                 class_of[part][path] = below[0]
-            elif below:
+            else:
                 walk.skip(path, "not in a class directory")
                 del walk.files[path]
-    labels, test = dict(class_of["labeled"]), class_of["test"]
+    test, labels = class_of["test"], dict(class_of["labeled"])
     if labels_file is not None:
         labels |= _read_labels(labels_file, walk, test)
-    _check_classes(folder, classes or [], labels, test)
+    _check_classes(folder, _directories(folder / "labeled") if "labeled" in parts else [], labels, test)
 
     def position(path: str) -> tuple[int, str, str]:
         if path in test:
@@ -111,7 +108,7 @@ def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
         paths=tuple(paths),
         labels=np.array([number[known[path]] if path in known else UNLABELED for path in paths], np.int64),
         training=len(paths) - len(test),
-        stats=np.array(walk.stats, np.int64).reshape(-1, 3)[[walk.files[path] for path in paths]],
+        stats=np.array([walk.files[path] for path in paths], np.int64),
         skipped=tuple(sorted(walk.skipped)),
         ignored=dict(walk.ignored),
     )
@@ -124,42 +121,19 @@ def find_pictures(folder: Path) -> list[Path]:
     return [folder / path for path in sorted(walk.files)]
 
 
-def _walk_parts(walk: _Walk, has_labels_file: bool) -> list[str] | None:
-    """Find all pictures; returns the class directories in labeled/, or None if there is no labeled/."""
-    parts = _directories(walk.root)
-    if "labeled" in parts:
-        for name in parts:
-            if name in ("labeled", "unlabeled", "test"):
-                walk.walk(name)
-            else:
-                walk.skip(name, "neither labeled/, unlabeled/ nor test/")
-        return _directories(walk.root / "labeled")
-    if not has_labels_file:
-        raise DataError(
-            f"{walk.root} has neither labeled/ nor {LABELS_FILE} (directories found: {join_names(parts) or 'none'}).\n"
-            f"Put labeled pictures into labeled/<class>/ and the others into unlabeled/, or write {LABELS_FILE}: path,label"
-        )
-    walk.walk("")
-    return None
-
-
 def _check_classes(folder: Path, directories: list[str], labels: dict[str, str], test: dict[str, str]) -> None:
     found = {*labels.values()}
     if empty := {*directories} - found:
-        raise DataError(
-            f"{folder / 'labeled'} has no pictures of {join_names(empty)}.\nAdd one of each class, or remove the directory."
-        )
+        advice = "Add one of each class, or remove the directory."
+        raise DataError(f"{folder / 'labeled'} has no pictures of {join_names(empty)}.\n{advice}")
     if not found:
-        raise DataError(
-            f"{folder} has no labeled pictures.\nPut a few of each class into labeled/<class>/, or list them in {LABELS_FILE}."
-        )
+        advice = f"Put a few of each class into labeled/<class>/, or list them in {LABELS_FILE}."
+        raise DataError(f"{folder} has no labeled pictures.\n{advice}")
     if len(found) == 1:
         raise DataError(f"{folder} has only one class: {join_names(found)}.\nLabel pictures of at least one other class.")
     if strange := {*test.values()} - found:
-        raise DataError(
-            f"{folder / 'test'} has classes without labeled pictures: {join_names(strange)}.\n"
-            f"Labeled classes: {join_names(found, 20)}"
-        )
+        advice = f"Labeled classes: {join_names(found, 20)}"
+        raise DataError(f"{folder / 'test'} has classes without labeled pictures: {join_names(strange)}.\n{advice}")
 
 
 def _directories(folder: Path) -> list[str]:
@@ -175,8 +149,7 @@ class _Walk:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.files: dict[str, int] = {}  # relative path -> row of `stats`
-        self.stats = array("q")
+        self.files: dict[str, tuple[int, int, int]] = {}  # relative path -> size in bytes, mtime and ctime in ns
         self.skipped: list[SkippedFile] = []
         self.ignored: Counter[str] = Counter()
         self._linked: set[tuple[int, int]] = set()
@@ -194,18 +167,16 @@ class _Walk:
                 continue
             for entry in sorted(directories, key=lambda entry: entry.name):
                 path = posixpath.join(relative, entry.name)
-                if not entry.is_symlink() or self._may_follow(path, _identity(entry.stat()), ancestors):
-                    waiting.append((path, ancestors))
+                target = _identity(entry.stat())
+                if entry.is_symlink() and (target in ancestors or target in self._linked):
+                    self.skip(path, "a circular link" if target in ancestors else "a second link to the same directory")
+                    continue
+                if entry.is_symlink():
+                    self._linked.add(target)
+                waiting.append((path, ancestors))
 
     def skip(self, path: str, reason: str) -> None:
         self.skipped.append(SkippedFile(path.encode("utf-8", "backslashreplace").decode(), reason))
-
-    def _may_follow(self, path: str, target: tuple[int, int], ancestors: Iterable[tuple[int, int]]) -> bool:
-        if target in ancestors or target in self._linked:
-            self.skip(path, "a circular link" if target in ancestors else "a second link to the same directory")
-            return False
-        self._linked.add(target)
-        return True
 
     def _visit(self, entry: os.DirEntry[str], relative: str) -> bool:
         """Record a picture; returns whether `entry` is a directory."""
@@ -226,8 +197,7 @@ class _Walk:
         elif not path.isascii() and path.encode("utf-8", "replace").decode() != path:
             self.skip(path, "the name is not UTF-8")
         else:
-            self.files[path] = len(self.files)
-            self.stats.extend((status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            self.files[path] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         return False
 
 
@@ -235,9 +205,14 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+def printable(text: str) -> str:
+    """The text on one line, without control characters."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
 def join_names(names: Iterable[str], most: int = 5) -> str:
     """Sorted names on one line for a message, with at most `most` of them."""
-    shown = [name if name.isprintable() else ascii(name)[1:-1] for name in sorted(names)]
+    shown = [printable(name) for name in sorted(names)]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
@@ -253,9 +228,8 @@ def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str
         elif labels.setdefault(place, label) != label:
             raise DataError(f"{file} labels {path} twice: {labels[place]!r} and {label!r}.\nKeep one of the lines.")
         elif label and label != test.get(place, label):
-            raise DataError(
-                f"{file} labels {path} as {label!r}, but it is a test picture of {test[place]!r}.\nMove the picture instead."
-            )
+            reason = f"labels {path} as {label!r}, but it is a test picture of {test[place]!r}"
+            raise DataError(f"{file} {reason}.\nMove the picture instead.")
     if missing:
         raise DataError(
             f"{file} lists pictures that are not in {walk.root} ({len(missing)}): {join_names(missing, 3)}.\n"
@@ -269,19 +243,17 @@ def label_lines(file: Path) -> list[tuple[str, str]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
         delimiter = ";" if ";" in text.partition("\n")[0] else ","
-        header, *rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row] or [[]]
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row]
     except FileNotFoundError as error:
         raise RequestError(f"there is no labels file {file}.\nIt needs a header path,label and a line per picture.") from error
     except (OSError, UnicodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}.\nSave it as CSV in UTF-8.") from error
-    columns = [name.strip().lower() for name in header]
-    if "path" not in columns or "label" not in columns:
-        raise DataError(
-            f"{file} has no header path,label (first line: {join_names(columns) or 'empty'}).\nAdd it as the first line."
-        )
-    path, label = columns.index("path"), columns.index("label")
-    padded = [[*row, *[""] * len(columns)] for row in rows]
-    return [(row[path].strip(), row[label].strip()) for row in padded if row[path].strip()]
+    header = [name.strip().lower() for name in rows[0]] if rows else []
+    if not {"path", "label"} <= {*header}:
+        found = join_names(header) or "empty"
+        raise DataError(f"{file} has no header path,label (first line: {found}).\nAdd it as the first line.")
+    lines = [dict(zip_longest(header, (cell.strip() for cell in row), fillvalue="")) for row in rows[1:]]
+    return [(line["path"], line["label"]) for line in lines if line["path"]]
 
 
 def _normalized(path: str, folder: Path) -> str:

@@ -10,8 +10,7 @@ class SourceFile(NamedTuple):
     """One official file."""
 
     name: str
-    urls: tuple[str, ...]
-    """Mirrors, the official one first."""
+    urls: tuple[str, ...]  # mirrors, the official one first
     size: int
     md5: str
     sha256: str
@@ -26,18 +25,14 @@ class SourceSet(NamedTuple):
     """A data set as its authors publish it."""
 
     title: str
-    reader: str
-    """Key of `fetch.READERS`."""
-    files: tuple[SourceFile, ...]
-    """Empty if there is no public file: the set is read from `--from`, or comes with a package (`bundled`)."""
-    counts: Mapping[str, int]
-    """Images per part of the packed set; `fold`: labeled images per fold."""
+    reader: str  # key of `fetch.READERS`
+    files: tuple[SourceFile, ...]  # empty if there is no public file: the set is read from `--from`, or is `bundled`
+    counts: Mapping[str, int]  # images per part of the packed set; `fold`: labeled images per fold
     classes: int
     side: int
     homepage: str
     license: str
-    bundled: bool = False
-    """Whether the images come with an installed package; such a set is packed when it is first used."""
+    bundled: bool = False  # whether the images come with an installed package; they are packed on first use
 
     @property
     def download_size(self) -> int:
@@ -56,48 +51,32 @@ _CIFAR_LICENSE = "no license stated; cite Krizhevsky 2009"
 _SVHN_LICENSE = "non-commercial use only; cite Netzer et al. 2011"
 _CIFAR10 = SourceFile(
     "cifar-10-binary.tar.gz",
-    (
-        f"{_KRIZ}/cifar-10-binary.tar.gz",
-        "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/cifar-10-binary.tar.gz",
-    ),
-    170_052_171,
-    "c32a1d4ab5d03f1284b67883e8d87530",
-    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-)
+    (f"{_KRIZ}/cifar-10-binary.tar.gz",
+     "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/cifar-10-binary.tar.gz"),
+    170_052_171, "c32a1d4ab5d03f1284b67883e8d87530", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)  # fmt: skip
 _CIFAR100 = SourceFile(
-    "cifar-100-binary.tar.gz",
-    (f"{_KRIZ}/cifar-100-binary.tar.gz",),
-    168_513_733,
-    "03b5dce01913d631647c71ecec9e9cb8",
-    "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-)
-_SVHN_TRAIN, _SVHN_TEST, _SVHN_EXTRA = (
-    SourceFile(name, (f"{_HOUSENUMBERS}/{name}",), size, md5, sha256)
-    for name, size, md5, sha256 in (
-        (
-            "train_32x32.mat", 182_040_794, "e26dedcc434d2e4c54c9b2d4a06d8373",
-            "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-        ),
-        (
-            "test_32x32.mat", 64_275_384, "eb5a983be6a315427106f1b164d9cef3",
-            "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-        ),
-        (
-            "extra_32x32.mat", 1_329_278_602, "a93ce644f1a588dc4d68dda5feec44a7",
-            "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3",
-        ),
-    )
+    "cifar-100-binary.tar.gz", (f"{_KRIZ}/cifar-100-binary.tar.gz",),
+    168_513_733, "03b5dce01913d631647c71ecec9e9cb8", "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+)  # fmt: skip
+_SVHN_TRAIN = SourceFile(
+    "train_32x32.mat", (f"{_HOUSENUMBERS}/train_32x32.mat",),
+    182_040_794, "e26dedcc434d2e4c54c9b2d4a06d8373", "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+)  # fmt: skip
+_SVHN_TEST = SourceFile(
+    "test_32x32.mat", (f"{_HOUSENUMBERS}/test_32x32.mat",),
+    64_275_384, "eb5a983be6a315427106f1b164d9cef3", "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+)  # fmt: skip
+_SVHN_EXTRA = SourceFile(
+    "extra_32x32.mat", (f"{_HOUSENUMBERS}/extra_32x32.mat",),
+    1_329_278_602, "a93ce644f1a588dc4d68dda5feec44a7", "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3",
 )  # fmt: skip
 _STL10 = SourceFile(
     "stl10_binary.tar.gz",
-    (
-        "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-        "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-    ),
-    2_640_397_119,
-    "91f7769df0f17e558f3565bffb0c7dfb",
-    "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
-)
+    ("http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
+     "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz"),
+    2_640_397_119, "91f7769df0f17e558f3565bffb0c7dfb", "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
+)  # fmt: skip
 CATALOG: dict[str, SourceSet] = {
     "cifar10": SourceSet(
         "CIFAR-10", "cifar", (_CIFAR10,), {"train": 50_000, "test": 10_000}, 10, 32, f"{_KRIZ}/cifar.html", _CIFAR_LICENSE

@@ -25,19 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 class Patience(NamedTuple):
-    """Timeouts in seconds, and the number of attempts.
+    """How long, in seconds, and how often a download tries."""
 
-    Attributes:
-        timeout: socket read timeout.
-        failures: consecutive attempts without progress before the next mirror is tried.
-        pause: pause before the second attempt; doubles with each failure.
-        lock: how long to wait for another process that works on the same file.
-    """
-
-    timeout: float = 30
-    failures: int = 5
-    pause: float = 1
-    lock: float = 3600
+    timeout: float = 30  # of reading from the socket
+    failures: int = 5  # consecutive attempts without progress before the next mirror is tried
+    pause: float = 1  # before the second attempt; doubles with each failure
+    lock: float = 3600  # for another process that works on the same file
 
 
 PATIENCE = Patience()
@@ -54,7 +47,7 @@ class _MirrorError(Exception):
 def download(source: SourceFile, destination: Path, progress: Progress | None = None, patience: Patience = PATIENCE) -> Path:
     """Download a file from the first mirror that has it.
 
-    The content is kept in `<destination>.part` until its checksums are right; any later call continues there.
+    The content is kept in `<destination>.part` until its checksums are right; any later call resumes there.
 
     Raises:
         DataError: no mirror served the right file, the disk is full, or another process holds the lock too long.
@@ -65,7 +58,6 @@ def download(source: SourceFile, destination: Path, progress: Progress | None = 
         try:
             if destination.exists() and verify(destination, source, progress) is None:
                 return destination
-            destination.unlink(missing_ok=True)
             for url in source.urls:
                 try:
                     _receive_all(url, part, source, progress, patience)
@@ -84,8 +76,8 @@ def download(source: SourceFile, destination: Path, progress: Progress | None = 
 
 def verify(path: Path, source: SourceFile, progress: Progress | None = None) -> str | None:
     """What is wrong with a file, as the end of a sentence; None if size and checksums are right."""
-    if (found := path.stat().st_size) != source.size:
-        return f"has {found:,} bytes, not {source.size:,}"
+    if _size(path) != source.size:
+        return f"has {_size(path):,} bytes, not {source.size:,}"
     for name, digest in digests(path, source.checksums, progress).items():
         if digest != source.checksums[name]:
             return f"has {name} {digest}, not {source.checksums[name]}"
@@ -95,7 +87,7 @@ def verify(path: Path, source: SourceFile, progress: Progress | None = None) -> 
 def digests(path: Path, algorithms: Iterable[str], progress: Progress | None = None) -> dict[str, str]:
     """Hexadecimal digests of a file by algorithm."""
     hashes = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
-    with open(path, "rb") as file, reporting(progress, path.stat().st_size, 0, f"verifying {path.name}") as advance:
+    with open(path, "rb") as file, reporting(progress, _size(path), 0, f"verifying {path.name}") as advance:
         while chunk := file.read(CHUNK):
             for value in hashes.values():
                 value.update(chunk)
@@ -109,9 +101,9 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with contextlib.suppress(Timeout):
             lock.acquire(timeout=0)
-        except Timeout:
+        if not lock.is_locked:
             logger.warning("another process is working on %s: waiting for it", path)
             lock.acquire(timeout=seconds)
     except Timeout as error:
@@ -124,8 +116,8 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
         lock.release()
 
 
-def _size(part: Path) -> int:
-    return part.stat().st_size if part.exists() else 0
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _receive_all(url: str, part: Path, source: SourceFile, progress: Progress | None, patience: Patience) -> None:
@@ -169,24 +161,19 @@ def _receive(url: str, part: Path, size: int, progress: Progress | None, timeout
             raise _MirrorError(f"offers {offered!r} instead of {expected!r}")
         require_space(part.parent, size - position)
         with open(part, "ab" if position else "wb") as file, reporting(progress, size, position, part.stem) as advance:
-            for chunk in _chunks(response):
-                position += len(chunk)
-                if position > size:
-                    file.truncate(0)
-                    raise _MirrorError(f"sends more than {size:,} bytes")
+            while position <= size:
+                with _network_errors():  # not around `write`: errors of the disk are not those of the network
+                    chunk = response.read1(CHUNK)
+                if not chunk:
+                    break
                 file.write(chunk)
+                position += len(chunk)
                 advance(len(chunk))
+    if position > size:
+        part.unlink()
+        raise _MirrorError(f"sends more than {size:,} bytes")
     if position < size:
         raise _RetryError(f"closed the connection after {position:,} of {size:,} bytes")
-
-
-def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while True:
-        with _network_errors():
-            chunk = response.read1(CHUNK)
-        if not chunk:
-            return
-        yield chunk
 
 
 @contextlib.contextmanager

@@ -28,20 +28,12 @@ READERS: dict[str, Callable[[Sequence[Path], SourceSet], dict[str, Array | Rows]
 
 
 class InventoryRow(NamedTuple):
-    """One line of `crmatch data list`.
-
-    Attributes:
-        name: of the set.
-        here: whether it can be used at once.
-        size: bytes of the packed set, or else of the download; None if unknown.
-        counts: images per part; None if unknown.
-        origin: where it comes from.
-    """
+    """One line of `crmatch data list`; None if unknown."""
 
     name: str
-    here: bool
-    size: int | None
-    counts: Mapping[str, int] | None
+    here: bool  # whether it can be used at once
+    size: int | None  # bytes of the packed set, or else of the download
+    counts: Mapping[str, int] | None  # images per part
     origin: str
 
 
@@ -54,8 +46,7 @@ class CheckReport(NamedTuple):
     origin: str
     sha256: str
     counts: Mapping[str, int]
-    per_class: tuple[int, int]
-    """Labeled training images of the smallest and of the largest class."""
+    per_class: tuple[int, int]  # labeled training images of the smallest and of the largest class
     class_names: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -76,16 +67,8 @@ def fetch(
 ) -> Path:
     """Bring the set `name` into `data_dir` as a packed set; an interrupted call is resumed by the next one.
 
-    Args:
-        name: key of the catalog.
-        data_dir: directory of packed sets; unfinished downloads are kept in its folder `downloads`.
-        source: the official file, or the directory that contains it, instead of a download.
-        progress: shows download, verification and conversion.
-        catalog: the known sets.
-        patience: timeouts and retries of the download.
-
-    Returns:
-        Path of the packed set; the file `<name>.json` next to it describes where it came from.
+    Unfinished downloads are kept in `<data_dir>/downloads`. With `source`, the official file, or the directory that contains
+    it, is used instead of a download. The file `<name>.json` next to the packed set describes where it came from.
 
     Raises:
         RequestError: there is no such set, or it can only be read from a `source`.
@@ -110,7 +93,11 @@ def fetch(
             write_packed(path, READERS[entry.reader](files, entry), progress)
             _write_sidecar(name, path, entry, files, str(source.resolve()) if source else entry.homepage, progress)
             if source is None:
-                _remove(files, downloads)
+                for file in files:  # packed; no other process needs them while this one holds the set's lock
+                    file.unlink(missing_ok=True)
+                    file.with_name(f".{file.name}.lock").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    downloads.rmdir()
         elif not _sidecar(path).is_file():
             if problems := _problems(read_packed(path), entry):
                 raise DataError(f"{path} exists, but is not {entry.title}: {problems[0]}.\nMove it away and fetch again.")
@@ -196,15 +183,6 @@ def _downloaded(entry: SourceSet, folder: Path, progress: Progress | None, patie
     return [download(file, folder / file.name, progress, patience) for file in entry.files]
 
 
-def _remove(files: Sequence[Path], folder: Path) -> None:
-    """Delete downloads that have been packed; the set's lock is held, so no other process needs them."""
-    with contextlib.suppress(OSError):
-        for file in files:
-            file.unlink()
-            file.with_name(f".{file.name}.lock").unlink()
-        folder.rmdir()
-
-
 def _sidecar(path: Path) -> Path:
     return path.with_suffix(".json")
 
@@ -220,26 +198,21 @@ def _described(path: Path) -> dict[str, Any]:
 def _write_sidecar(
     name: str, path: Path, entry: SourceSet, files: Sequence[Path], origin: str, progress: Progress | None
 ) -> None:
-    sources: list[dict[str, Any]] = [
-        {"name": official.name, "bytes": file.stat().st_size} | official.checksums
-        for official, file in zip(entry.files, files, strict=False)
-    ]
+    sources = [{"name": file.name, "bytes": file.size} | file.checksums for file in entry.files] if files else []
     if not entry.files and files and files[0].is_file():
         sources = [{"name": files[0].name, "bytes": files[0].stat().st_size} | digests(files[0], ["sha256"], progress)]
-    write_json(
-        _sidecar(path),
-        {
-            "name": name,
-            "title": entry.title,
-            "origin": origin,
-            "license": entry.license,
-            "sources": sources,
-            "packed": {"bytes": path.stat().st_size} | digests(path, ["sha256"], progress),
-            "counts": _counts(read_packed(path)),
-            "classes": entry.classes,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        },
-    )
+    values = {
+        "name": name,
+        "title": entry.title,
+        "origin": origin,
+        "license": entry.license,
+        "sources": sources,
+        "packed": {"bytes": path.stat().st_size} | digests(path, ["sha256"], progress),
+        "counts": _counts(read_packed(path)),
+        "classes": entry.classes,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    write_json(_sidecar(path), values)
 
 
 def _counts(arrays: Arrays) -> dict[str, int]:
@@ -249,17 +222,16 @@ def _counts(arrays: Arrays) -> dict[str, int]:
 def _problems(arrays: Arrays, entry: SourceSet | None) -> list[str]:
     """Everything that is wrong with the arrays of a set."""
     problems = []
-    classes = len(arrays["class_names"])
-    for part, count in _counts(arrays).items():
-        labels = arrays.get(f"{part}_labels")
-        if entry and count != entry.counts.get(part, 0):
-            problems.append(f"{count:,} {part} images, not {entry.counts.get(part, 0):,}")
-        if labels is not None and len(labels) != count:
-            problems.append(f"{count:,} {part} images with {len(labels):,} labels")
+    counts, classes = _counts(arrays), len(arrays["class_names"])
+    expected = {part: entry.counts.get(part, 0) for part in PARTS} if entry else counts
+    for part, count in expected.items():
+        found, labels = counts.get(part, 0), arrays.get(f"{part}_labels")
+        if found != count:
+            problems.append(f"{found:,} {part} images, not {count:,}")
+        if labels is not None and len(labels) != found:
+            problems.append(f"{found:,} {part} images with {len(labels):,} labels")
         if labels is not None and not 0 <= labels.min() <= labels.max() < classes:
             problems.append(f"{part} labels from {labels.min()} to {labels.max()} for {classes} classes")
     if entry and classes != entry.classes:
         problems.append(f"{classes} classes, not {entry.classes}")
-    if entry and "unlabeled" in entry.counts and "unlabeled_images" not in arrays:
-        problems.append("no unlabeled images")
     return problems

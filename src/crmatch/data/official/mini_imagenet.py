@@ -8,8 +8,8 @@ same seed, which leaves the classes unequal). The split: classes in the order of
 order of their file names, for each class in turn `permutation(600)` of one `numpy.random.RandomState(42)`; the first 500
 are for training. Rows are ordered by class, then by file name.
 
-There is no official file and thus no checksum, so nothing in a zip file is trusted: nothing is unpacked to disk, sizes are
-limited, and pictures are opened by `open_picture`, which limits formats and pixels.
+There is no official file and thus no checksum, so a zip file is not trusted: nothing is unpacked to disk, sizes are limited,
+and pictures are opened by `open_picture`, which limits formats and pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from crmatch.data.folder.decode import EXTENSIONS, open_picture
-from crmatch.data.folder.scan import join_names
+from crmatch.data.folder.scan import join_names, printable
 from crmatch.data.official.catalog import SourceSet
 from crmatch.data.packed import Array, Rows
 from crmatch.data.square import square
@@ -35,25 +35,24 @@ from crmatch.errors import DataError
 SIDE = 84
 SEED = 42
 LISTS = ("train.csv", "val.csv", "test.csv")
-LARGEST_FILE = 1 << 26
+LARGEST_MEMBER = 1 << 26
 Read = Callable[[str], io.BytesIO]
 
 
 def read_mini_imagenet(paths: Sequence[Path], entry: SourceSet) -> dict[str, Array | Rows]:
     """The arrays of a directory or zip file; pictures are decoded while they are written."""
     (path,) = paths
-    names, read = _directory(path) if path.is_dir() else _zip(path)
-    try:
-        classes = _classes(names, read)
-    except Exception as error:
-        problem = f"{type(error).__name__}: {join_names([str(error)])[:80]}"
-        raise _refused(path, f"{', '.join(LISTS)} cannot be read or do not match its pictures ({problem})") from error
     parts = {part: entry.counts[part] // entry.classes for part in ("train", "test")}
     pool = sum(parts.values())
-    if len(classes) != entry.classes:
-        raise _refused(path, f"it has pictures of {len(classes)} classes, not {entry.classes}")
-    if wrong := [name for name, files in classes.items() if len(files) != pool]:
-        raise _refused(path, f"class {join_names(wrong[:1])[:80]} has {len(classes[wrong[0]])} pictures, not {pool}")
+    try:
+        names, read = _open(path)
+        classes = _classes(names, read)
+        if len(classes) != entry.classes:
+            raise ValueError(f"it has pictures of {len(classes)} classes, not {entry.classes}")
+        if wrong := {name: len(files) for name, files in classes.items() if len(files) != pool}:
+            raise ValueError(f"class {next(iter(wrong))[:80]} has {next(iter(wrong.values()))} pictures, not {pool}")
+    except Exception as error:  # zipfile and csv raise many kinds of exceptions on damaged files
+        raise _refused(path, str(error)) from error
     random = np.random.RandomState(SEED)
     rows: dict[str, list[str]] = {part: [] for part in parts}
     for _, files in sorted(classes.items()):
@@ -62,74 +61,69 @@ def read_mini_imagenet(paths: Sequence[Path], entry: SourceSet) -> dict[str, Arr
         rows["test"] += [files[k] for k in sorted(order[parts["train"] :])]
     arrays: dict[str, Array | Rows] = {"class_names": np.array(sorted(classes))}
     broken: list[str] = []
-
-    def images(part: str) -> Iterator[Array]:
-        yield from _decoded(rows[part], read, broken)
-        if broken and part == "test":  # the last part: now all broken pictures are known
-            raise _refused(path, f"{len(broken)} of its pictures cannot be read: {join_names(broken)[:400]}")
-
     for part, count in parts.items():
-        arrays[f"{part}_images"] = Rows((len(rows[part]), SIDE, SIDE, 3), images(part))
+        arrays[f"{part}_images"] = Rows(
+            (len(rows[part]), SIDE, SIDE, 3), _decode(path, rows[part], read, broken, part == "test")
+        )
         arrays[f"{part}_labels"] = np.repeat(np.arange(entry.classes), count)
     return arrays
 
 
 def _refused(path: Path, reason: str) -> DataError:
-    return DataError(f"{path} cannot be used: {reason}.\nNothing was written. Give another copy with --from PATH.")
+    return DataError(
+        f"{path} cannot be used: {printable(reason)[:400]}.\nNothing was written. Give another copy with --from PATH."
+    )
 
 
-def _directory(path: Path) -> tuple[list[str], Read]:
-    def read(name: str) -> io.BytesIO:
-        with open(path / name, "rb") as file:
-            return io.BytesIO(file.read(LARGEST_FILE))
-
-    return [file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()], read
-
-
-def _zip(path: Path) -> tuple[list[str], Read]:
-    try:
-        archive = zipfile.ZipFile(path)
-    except Exception as error:  # zipfile raises many kinds of exceptions on damaged files
-        raise _refused(path, f"it is not a zip file or is truncated: {str(error)[:80]}") from error
-    for info in archive.infolist():
-        if info.filename.startswith("/") or ".." in PurePosixPath(info.filename).parts or "\\" in info.orig_filename:
-            raise _refused(path, f"it has a member named {join_names([info.filename])[:80]}")
+def _open(path: Path) -> tuple[list[str], Read]:
+    """Names of all files, and a function that reads one of them."""
+    if path.is_dir():
+        names = [file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()]
+        return names, lambda name: io.BytesIO((path / name).read_bytes())
+    archive = zipfile.ZipFile(path)
+    for name in archive.namelist():
+        if name.startswith("/") or ".." in PurePosixPath(name).parts or "\\" in name:
+            raise ValueError(f"it has a member named {name[:80]}")
 
     def read(name: str) -> io.BytesIO:
         info = archive.getinfo(name)
-        if info.file_size > LARGEST_FILE:
-            raise ValueError("too large")
+        if info.file_size > LARGEST_MEMBER:
+            raise ValueError(f"{name} is too large")
         with archive.open(info) as member:
-            return io.BytesIO(member.read(info.file_size))  # inflates no more bytes than the directory of the archive says
+            return io.BytesIO(member.read(info.file_size))  # a member that inflates to more fails its CRC
 
     return archive.namelist(), read
 
 
 def _classes(names: Sequence[str], read: Read) -> dict[str, list[str]]:
     """Pictures by class, from the lists if there are any, else from the directories."""
-    pictures = {PurePosixPath(name): name for name in names if PurePosixPath(name).suffix.lower() in EXTENSIONS}
-    lists = {PurePosixPath(name).name: name for name in names if PurePosixPath(name).name in LISTS}
+    files = {PurePosixPath(name): name for name in names}
+    pictures = {path: name for path, name in files.items() if path.suffix.lower() in EXTENSIONS and path.name[0] != "."}
+    lists = {path.name: name for path, name in files.items() if path.name in LISTS}
     classes: dict[str, list[str]] = {}
     if not lists:
         for path, name in pictures.items():
-            if not path.name.startswith("."):
-                classes.setdefault(path.parent.name, []).append(name)
+            classes.setdefault(path.parent.name, []).append(name)
         return classes
     places = {path.name: name for path, name in pictures.items()}
     for list_name in LISTS:
+        if list_name not in lists:
+            raise ValueError(f"it has {', '.join(sorted(lists))}, but no {list_name}")
         for row in csv.DictReader(io.StringIO(read(lists[list_name]).getvalue().decode())):
-            classes.setdefault(row["label"] or "", []).append(places.pop(row["filename"]))
+            if not row.get("label") or row.get("filename") not in places:
+                raise ValueError(f"{list_name} does not list pictures that are here, by filename,label")
+            classes.setdefault(row["label"], []).append(places.pop(row["filename"]))
     return classes
 
 
-def _decoded(names: Sequence[str], read: Read, broken: list[str]) -> Iterator[Array]:
-    """Pixels in the order of `names`, zeros for pictures that cannot be read, which are added to `broken`."""
+def _decode(path: Path, names: Sequence[str], read: Read, broken: list[str], is_last: bool) -> Iterator[Array]:
+    """Pixels in the order of `names`. Unreadable pictures are collected in `broken`; the last part raises an error for all."""
 
     def decode(name: str) -> Array:
         try:
             with open_picture(read(name)) as picture:
                 return np.asarray(square(picture.convert("RGB"), SIDE))
-        except Exception:  # noqa: BLE001 - a damaged zip member raises as many kinds of exceptions as a damaged picture
+        except Exception:  # noqa: BLE001 - damaged members and pictures raise many kinds of exceptions
             broken.append(name)
             return np.zeros((SIDE, SIDE, 3), np.uint8)
 
@@ -139,3 +133,5 @@ def _decoded(names: Sequence[str], read: Read, broken: list[str]) -> Iterator[Ar
                 warnings.simplefilter("ignore")
                 pixels = np.stack(list(threads.map(decode, names[start : start + 256])))
             yield pixels
+    if is_last and broken:
+        raise _refused(path, f"{len(broken)} of its pictures cannot be read: {join_names(broken)}")
