@@ -57,6 +57,17 @@ def crmatch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return call
 
 
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A loopback server that serves files well or badly, reached without a proxy."""
+    from official_archives import loopback
+
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with loopback() as running:
+        yield running
+
+
 def write_packed(
     path: Path, *, classes: int = 3, per_class: int = 12, side: int = 16, channels: int = 3, **changes: Any
 ) -> Path:

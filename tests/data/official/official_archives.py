@@ -94,28 +94,30 @@ def truth(train: tuple[Array, Array], test: tuple[Array, Array], names: list[str
     return {**images, **more, "class_names": np.array(names)}
 
 
+def cifar(name: str) -> Made:
+    random = np.random.default_rng(0)
+    classes = int(name.removeprefix("cifar"))
+    train, test = (images_and_labels(random, SMALL[name][part], 32, classes) for part in ("train", "test"))
+
+    def records(images: Array, labels: Array) -> bytes:
+        heads = [bytes([label // 5, label]) if classes == 100 else bytes([label]) for label in labels.tolist()]
+        return b"".join(head + planes(image) for head, image in zip(heads, images, strict=True))
+
+    names = [f"{name} {label}" for label in range(classes)]
+    if classes == 100:
+        coarse = "\n".join(f"coarse {k}" for k in range(20)).encode()
+        members = {"train.bin": records(*train), "test.bin": records(*test), "coarse_label_names.txt": coarse}
+        members["fine_label_names.txt"] = "\n".join(names).encode()
+        return Made(
+            {"cifar-100-binary.tar.gz": tar(members, "cifar-100-binary", tarfile.PAX_FORMAT)}, truth(train, test, names)
+        )
+    members = {f"data_batch_{k}.bin": records(*(part[10 * k - 10 : 10 * k] for part in train)) for k in range(1, 6)}
+    members |= {"test_batch.bin": records(*test), "batches.meta.txt": ("\n".join(names) + "\n\n").encode(), "readme.html": b""}
+    return Made({"cifar-10-binary.tar.gz": tar(members, "cifar-10-batches-bin", tarfile.GNU_FORMAT)}, truth(train, test, names))
+
+
 def cifar10() -> Made:
-    random = np.random.default_rng(0)
-    train, test = (images_and_labels(random, SMALL["cifar10"][part], 32, 10) for part in ("train", "test"))
-    records = [bytes([label]) + planes(image) for image, label in zip(*train, strict=True)]
-    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-    members = {f"data_batch_{k + 1}.bin": b"".join(records[10 * k : 10 * k + 10]) for k in range(5)}
-    members["test_batch.bin"] = b"".join(bytes([label]) + planes(image) for image, label in zip(*test, strict=True))
-    members |= {"batches.meta.txt": ("\n".join(names) + "\n\n").encode(), "readme.html": b"<html></html>"}
-    content = tar(members, "cifar-10-batches-bin", tarfile.GNU_FORMAT)
-    return Made({"cifar-10-binary.tar.gz": content}, truth(train, test, names))
-
-
-def cifar100() -> Made:
-    random = np.random.default_rng(0)
-    train, test = (images_and_labels(random, SMALL["cifar100"][part], 32, 100) for part in ("train", "test"))
-    members = {
-        f"{part}.bin": b"".join(bytes([label // 5, label]) + planes(image) for image, label in zip(*data, strict=True))
-        for part, data in (("train", train), ("test", test))
-    }
-    fine, coarse = ([f"{kind} {k}" for k in range(count)] for kind, count in (("fine", 100), ("coarse", 20)))
-    members |= {"fine_label_names.txt": "\n".join(fine).encode(), "coarse_label_names.txt": "\n".join(coarse).encode()}
-    return Made({"cifar-100-binary.tar.gz": tar(members, "cifar-100-binary", tarfile.PAX_FORMAT)}, truth(train, test, fine))
+    return cifar("cifar10")
 
 
 def svhn(seed: int = 0) -> Made:
@@ -156,7 +158,7 @@ def stl10() -> Made:
     return Made({"stl10_binary.tar.gz": content}, truth(train, test, names, unlabeled_images=unlabeled, folds=folds))
 
 
-MAKERS = {"cifar10": cifar10, "cifar100": cifar100, "svhn": svhn, "stl10": stl10}
+MAKERS = {"cifar10": cifar10, "cifar100": lambda: cifar("cifar100"), "svhn": svhn, "stl10": stl10}
 
 
 @cache
@@ -217,6 +219,30 @@ def bad_zips() -> dict[str, bytes]:
         "not a zip file": b"<html>404</html>",
         "empty": b"",
     }
+
+
+class RecordedProgress:
+    """A progress that records what it is told, and can press Ctrl-C."""
+
+    def __init__(self, interrupt_after: int | None = None) -> None:
+        self.starts: list[tuple[int | None, int, str]] = []
+        self.bytes: list[int] = []
+        self.stops = 0
+        self._left = interrupt_after
+
+    def start(self, total: int | None, already: int, label: str) -> None:
+        self.starts.append((total, already, label))
+        self.bytes.append(0)
+
+    def advance(self, count: int) -> None:
+        self.bytes[-1] += count
+        if self._left is not None:
+            self._left -= count
+            if self._left < 0:
+                raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        self.stops += 1
 
 
 @dataclass

@@ -28,6 +28,7 @@ from PIL import Image
 from crmatch.data.folder.decode import Facts, PictureError, Pixels, decode
 from crmatch.errors import DataError
 
+_CHUNKS_PER_WORKER = 16
 _LONGEST_CHUNK = 64
 _COMMAND = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from crmatch.data.folder import workers; workers.work()"
 Job = tuple[int, str]
@@ -54,7 +55,7 @@ def decode_rows(
 ) -> Generator[Answers, None, None]:
     """Decode pictures into rows of the file `target`; yields what was found, in any order."""
     count = max(1, min(workers or len(os.sched_getaffinity(0)), len(jobs) // 16))
-    length = max(1, min(_LONGEST_CHUNK, len(jobs) // (16 * count)))
+    length = max(1, min(_LONGEST_CHUNK, len(jobs) // (_CHUNKS_PER_WORKER * count)))
     chunks = [jobs[start : start + length] for start in range(0, len(jobs), length)]
     pool = [_Worker([str(target), str(size), str(channels)]) for _ in range(count)]
     idle = queue.SimpleQueue[_Worker]()

@@ -62,17 +62,14 @@ def read_mini_imagenet(paths: Sequence[Path], entry: SourceSet) -> dict[str, Arr
     arrays: dict[str, Array | Rows] = {"class_names": np.array(sorted(classes))}
     broken: list[str] = []
     for part, count in parts.items():
-        arrays[f"{part}_images"] = Rows(
-            (len(rows[part]), SIDE, SIDE, 3), _decode(path, rows[part], read, broken, part == "test")
-        )
+        images = _decode(path, rows[part], read, broken, is_last=part == "test")
+        arrays[f"{part}_images"] = Rows((len(rows[part]), SIDE, SIDE, 3), images)
         arrays[f"{part}_labels"] = np.repeat(np.arange(entry.classes), count)
     return arrays
 
 
 def _refused(path: Path, reason: str) -> DataError:
-    return DataError(
-        f"{path} cannot be used: {printable(reason)[:400]}.\nNothing was written. Give another copy with --from PATH."
-    )
+    return DataError(f"{path} cannot be used: {printable(reason)[:400]}.\nNothing was written. Give a copy with --from PATH.")
 
 
 def _open(path: Path) -> tuple[list[str], Read]:
