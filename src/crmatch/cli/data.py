@@ -23,14 +23,14 @@ def list_data(data_dir: DataDirOption = None, json_: JsonOption = False) -> None
     rows = [
         {
             "data set": row.name,
-            "here": "yes" if row.path else "no",
+            "here": "yes" if row.here else "no",
             "size": "?" if row.size is None else f"{row.size / 1e6:,.0f} MB",
             "images": ", ".join(f"{name} {count:,}" for name, count in (row.counts or {}).items()),
             "origin": row.origin,
         }
         for row in inventory(data_dir or default_data_dir())
     ]
-    print_rows([{"data set": "digits", "here": "yes", "size": "-", "images": "", "origin": "scikit-learn"}, *rows], json_)
+    print_rows(rows, json_)
 
 
 @data.command("fetch")
@@ -66,12 +66,10 @@ def check_data(
 
     folder = data_dir or default_data_dir()
     if Path(name).is_dir():
-        from crmatch.data.folder.preflight import preflight
-        from crmatch.data.folder.scan import read_folder, scan_folder
+        from crmatch.data.folder.preflight import check_folder
 
-        index = scan_folder(Path(name), labels)
         with PictureProgress(quiet=json_) as pictures:
-            report = preflight(index, read_folder(index, image_size, folder / "folders", pictures))
+            report = check_folder(Path(name), image_size, folder, labels, pictures)
         typer.echo(json.dumps(report.to_json()) if json_ else "\n".join(report.lines()))
         return
     from crmatch.data.official.fetch import check

@@ -114,16 +114,15 @@ def show_data(
     json_: JsonOption = False,
 ) -> None:
     """Draw a contact sheet: a few pictures of every class under its name."""
-    from crmatch.data.settings import default_data_dir, parse_setting
+    from crmatch.data.settings import parse_setting
 
     setting = parse_setting(name if "@" in name or Path(name).is_dir() else f"{name}@1", data_dir)
-    from crmatch.data.folder.scan import load_folder, scan_folder
+    from crmatch.data.folder.load import load_folder
     from crmatch.data.load import load_data
     from crmatch.report.pictures import draw_contact_sheet
 
     if setting.folder:
-        cache = (data_dir or default_data_dir()) / "folders"
-        train = load_folder(scan_folder(setting.folder), setting.image_size, cache).train
+        train = load_folder(setting.folder, setting.image_size, data_dir).train
     else:
         train = load_data(setting.data, data_dir).train
     draw_contact_sheet(train, f"{setting.data}: {len(train):,} training images, {train.classes} classes", out)

@@ -131,19 +131,16 @@ def _look_at_pictures(specs: list[RunSpec], data_dir: Path | None, recompute: bo
     if spec.data.folder is None:
         return
     from crmatch.cli.display import PictureProgress
-    from crmatch.data.folder.preflight import preflight
-    from crmatch.data.folder.scan import read_folder, scan_folder
-    from crmatch.data.settings import default_data_dir
+    from crmatch.data.folder.preflight import check_folder
     from crmatch.methods import METHODS
     from crmatch.runs.cost import describe_cost, estimate
     from crmatch.spec.recipes import setting_of
 
     labels_file = Path(spec.data.labels_file) if spec.data.labels_file else None
-    index = scan_folder(Path(spec.data.folder), labels_file)
     with PictureProgress(quiet) as progress:
-        decoded = read_folder(index, spec.data.image_size, (data_dir or default_data_dir()) / "folders", progress)
+        report = check_folder(Path(spec.data.folder), spec.data.image_size, data_dir, labels_file, progress)
     if not quiet:
-        typer.echo("\n".join(preflight(index, decoded).lines()), err=True)
+        typer.echo("\n".join(report.lines()), err=True)
         if spec.augmentation.mirror:
             typer.echo("mirror images count as the same class; not so with text? --set augmentation.mirror=false", err=True)
         for one in specs:

@@ -11,9 +11,8 @@ from torch import Tensor
 from crmatch.analysis.finished_run import open_run
 from crmatch.augment.policies import build_policy
 from crmatch.augment.weak import weak_views
-from crmatch.data.folder.scan import load_folder, scan_folder
+from crmatch.data.folder.load import load_folder
 from crmatch.data.images import ImageSet
-from crmatch.data.settings import default_data_dir
 from crmatch.data.splits import Split
 from crmatch.evaluation import BATCH
 from crmatch.predict.model import Model
@@ -89,9 +88,7 @@ def read_run(run: Path, data_dir: Path | None = None) -> ReviewedRun:
     setting = setting_of(spec, data_dir)
     names = tuple(str(row) for row in range(len(train)))
     if setting.folder is not None:
-        index = scan_folder(setting.folder, setting.labels_file)
-        cache = (data_dir or default_data_dir()) / "folders"
-        names = load_folder(index, spec.data.image_size, cache).train_paths
+        names = load_folder(setting.folder, spec.data.image_size, data_dir, setting.labels_file).train_paths
     return ReviewedRun(spec, model, train, split, names, score_unlabeled(model, spec, train, split))
 
 

@@ -16,10 +16,10 @@ from crmatch.augment.batches import BatchMaker, Normalizer
 from crmatch.augment.policies import build_policy
 from crmatch.augment.views import Batch
 from crmatch.augment.weak import WeakAugmentation
-from crmatch.data.folder.scan import load_folder, scan_folder
+from crmatch.data.folder.load import load_folder
 from crmatch.data.images import DataSet
 from crmatch.data.load import add_labels, load_data
-from crmatch.data.settings import Setting, default_data_dir
+from crmatch.data.settings import Setting
 from crmatch.data.splits import Split, given_split, make_split
 from crmatch.errors import RequestError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
@@ -182,8 +182,7 @@ def load_run_data(spec: RunSpec, setting: Setting, data_dir: Path | None = None)
         rule, unlabeled = spec.data.split_rule, spec.data.unlabeled
         split = make_split(data, setting.labels_per_class, spec.split, rule, unlabeled)
         return add_labels(data, split, setting.labels_file) if setting.labels_file else (data, split)
-    cache = (data_dir or default_data_dir()) / "folders"
-    pictures = load_folder(scan_folder(setting.folder, setting.labels_file), spec.data.image_size, cache)
+    pictures = load_folder(setting.folder, spec.data.image_size, data_dir, setting.labels_file)
     split = given_split(pictures.train.labels, spec.data.unlabeled)
     if not len(split.unlabeled):
         raise RequestError(

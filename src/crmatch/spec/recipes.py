@@ -77,7 +77,7 @@ def _usb(setting: Setting, method: str) -> RunSpec:
         setting=setting.name,
         recipe="usb",
         data=_data(setting, setting.image_size, unlabeled="all", mean=mean, std=std),
-        augmentation=AugmentationSpec(mirror=setting.data != "digits", variant="usb"),
+        augmentation=AugmentationSpec(mirror=setting.defaults.usb_mirror, variant="usb"),
         network=network,
         method=build_method(method, _ties(method, "include")),
         plan=TrainPlan(
@@ -92,10 +92,8 @@ def _original(setting: Setting, method: str) -> RunSpec:
 
 
 def _quick(setting: Setting, method: str) -> RunSpec:
-    digits = setting.data == "digits"
     size = setting.image_size if setting.image_size < 32 else 16 if setting.image_size == 32 else 32
-    decay = 0.99 if digits else 0.998
-    steps = 1000 if digits else 3000
+    steps = setting.defaults.quick_steps
     return RunSpec(
         setting=setting.name,
         recipe="quick",
@@ -108,7 +106,7 @@ def _quick(setting: Setting, method: str) -> RunSpec:
             labeled_batch_size=16,
             unlabeled_batch_size=112,
             weight_decay=setting.defaults.weight_decay,
-            ema_decay=decay,
+            ema_decay=setting.defaults.quick_ema_decay,
             ema_warmup=True,
             evaluate_every=steps // 20,
             log_every=steps // 100,
