@@ -105,10 +105,11 @@ def training_of(spec: Any, data_dir: Path, **machine: Any) -> Any:
     """The run of `spec` at its beginning, on a machine with these options."""
     from crmatch.runs.experiment import Experiment, load_run_data
     from crmatch.spec.recipes import setting_of
+    from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime
 
     data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
-    return Experiment(spec, *data, choose_runtime("cpu", spec.precision, **machine)).training()
+    return Experiment(spec, *data, choose_runtime(Execution("cpu", **machine), spec.precision)).training()
 
 
 class Trained(NamedTuple):
@@ -135,5 +136,5 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     out = tmp_path_factory.mktemp("runs")
     spec = tiny_spec(out, setting="digits@4", **{"network.filters": 8, "plan.evaluate_every": 20})
-    run(spec, out, device="cpu")
+    run(spec, out)
     return run_directory(out, spec, setting_of(spec)).path

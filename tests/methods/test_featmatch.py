@@ -20,6 +20,7 @@ from crmatch.networks.config import NETWORKS, WideResNetConfig
 from crmatch.predict.model import load
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
 from reference import featmatch_formulas as reference
 
@@ -199,7 +200,7 @@ def test_unlabeled_prototypes_come_from_the_last_interval_and_are_then_forgotten
 
 def test_evaluation_and_the_saved_model_use_the_refined_features(stripes: Path, tmp_path: Path) -> None:
     spec = tiny_spec(stripes, "featmatch")
-    record = run(spec, tmp_path, data_dir=stripes)
+    record = run(spec, Workspace.at(tmp_path, stripes))
     directory = run_directory(tmp_path, spec, parse_setting(spec.setting, stripes))
     model = load(directory.path)
     from crmatch.data.load import load_data

@@ -17,7 +17,9 @@ from crmatch.distributed.process_group import ProcessGroup
 from crmatch.errors import StoppedError
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.training.checkpoint import load_checkpoint
+from crmatch.training.execution import Execution
 from crmatch.training.runtime import Compiler
 
 SMALL = {"network.repeat": 1}
@@ -100,16 +102,17 @@ def test_record_and_checkpoint_say_compiled_and_continuing_otherwise_warns(
 ) -> None:
     spec = tiny_spec(stripes, "supervised", **SMALL)
     directory = run_directory(tmp_path, spec, parse_setting(spec.setting, stripes))
-    for stop, options in ((4, {"compile": True}), (3, {"compile": False})):
+    for stop, compiled in ((4, True), (3, False)):
         remaining = iter([False] * stop)
+        execution = Execution(compile=compiled)
         with pytest.raises(StoppedError):
-            run(spec, tmp_path, data_dir=stripes, stop=lambda left=remaining: next(left, True), **options)  # type: ignore[misc]
+            run(spec, Workspace.at(tmp_path, stripes), execution, stop=lambda left=remaining: next(left, True))  # type: ignore[misc]
         checkpoint = load_checkpoint(directory.checkpoints)
         assert checkpoint is not None
-        assert checkpoint.values["compiled"] is options["compile"]
-    assert "began compiled and continues eager: the result will not be equal to the bit" in caplog.text
-    record = run(spec, tmp_path, data_dir=stripes, compile=True)
-    assert "began eager and continues compiled: the result will not be equal to the bit" in caplog.text
+        assert checkpoint.values["compiled"] is compiled
+    assert "began compiled and resumes eager: the result will not be bit-identical" in caplog.text
+    record = run(spec, Workspace.at(tmp_path, stripes), Execution(compile=True))
+    assert "began eager and resumes compiled: the result will not be bit-identical" in caplog.text
     assert record.machine["compiled"] is True
 
 

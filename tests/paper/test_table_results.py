@@ -286,7 +286,7 @@ def test_records_are_found_by_what_they_say_not_by_their_names(tmp_path: Path) -
     with pytest.raises(DataError, match=r"is no directory\.\nName one"):
         records_in(tmp_path / "nowhere")
     write_json(tmp_path / "b.json", {"spec": 3})
-    with pytest.raises(DataError, match=r"b\.json is no run record"):
+    with pytest.raises(DataError, match=r"b\.json is not a run record"):
         records_in(tmp_path)
 
 

@@ -19,6 +19,7 @@ from conftest import TINY, Outcome, tiny_spec
 from crmatch.errors import StoppedError
 from crmatch.runs.directory import RunDirectory, run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import setting_of
 from crmatch.training.checkpoint import checkpoint_files, load_checkpoint
 
@@ -86,7 +87,7 @@ def test_a_run_directory_that_becomes_read_only_is_two_lines_and_loses_nothing(
 ) -> None:
     out = tmp_path / "runs"
     with pytest.raises(StoppedError):
-        run(tiny_spec(stripes), out, data_dir=stripes, stop=iter([False] * 9 + [True]).__next__)
+        run(tiny_spec(stripes), Workspace.at(out, stripes), stop=iter([False] * 9 + [True]).__next__)
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file() and file.suffix != ".lock"}
     mount(out, "--bind", str(out))
     try:
@@ -113,7 +114,7 @@ def test_a_data_directory_that_vanished_is_named_and_the_run_continues_when_it_i
         return next(stops)
 
     with pytest.raises(StoppedError, match="stopped after step 9 of 20"):
-        run(tiny_spec(stripes), out, data_dir=stripes, stop=stop)
+        run(tiny_spec(stripes), Workspace.at(out, stripes), stop=stop)
     outcome = crmatch(*arguments(stripes, out))
     assert outcome.code in (2, 3)
     assert "stripes" in outcome.err
@@ -128,7 +129,7 @@ def test_a_damaged_checkpoint_falls_back_says_so_and_the_result_is_the_same(
 ) -> None:
     out = tmp_path / "runs"
     with pytest.raises(StoppedError):
-        run(tiny_spec(stripes), out, data_dir=stripes, stop=iter([False] * 10 + [True]).__next__)
+        run(tiny_spec(stripes), Workspace.at(out, stripes), stop=iter([False] * 10 + [True]).__next__)
     directory = directory_of(out, stripes)
     newest, before = checkpoint_files(directory.checkpoints)
     content = newest.read_bytes()
@@ -138,12 +139,12 @@ def test_a_damaged_checkpoint_falls_back_says_so_and_the_result_is_the_same(
     else:
         newest.write_bytes(content[:-100] if damage == "cut" else content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
     caplog.set_level(logging.INFO)
-    record = run(tiny_spec(stripes), out, data_dir=stripes)
+    record = run(tiny_spec(stripes), Workspace.at(out, stripes))
     said = [entry.getMessage() for entry in caplog.records]
     assert any(f"{newest} is damaged" in text for text in said)
     assert any(f"the checkpoint before it, {before.name}, is used" in text for text in said)
     assert any(text.endswith("after step 8") for text in said)
-    straight = run(tiny_spec(stripes), tmp_path / "straight", data_dir=stripes)
+    straight = run(tiny_spec(stripes), Workspace.at(tmp_path / "straight", stripes))
     assert result(directory) == result(directory_of(tmp_path / "straight", stripes))
     assert record.model_dump(exclude={"seconds", "final"}) == straight.model_dump(exclude={"seconds", "final"})
     assert len(checkpoint_files(directory.checkpoints)) == 2
@@ -156,7 +157,7 @@ def test_a_checkpoint_that_does_not_fit_the_run_is_refused(crmatch: Command, str
 
     out = tmp_path / "runs"
     with pytest.raises(StoppedError):
-        run(tiny_spec(stripes), out, data_dir=stripes, stop=iter([False] * 3 + [True]).__next__)
+        run(tiny_spec(stripes), Workspace.at(out, stripes), stop=iter([False] * 3 + [True]).__next__)
     directory = directory_of(out, stripes)
     checkpoint = load_checkpoint(directory.checkpoints)
     assert checkpoint is not None
@@ -170,10 +171,10 @@ def test_a_checkpoint_that_does_not_fit_the_run_is_refused(crmatch: Command, str
 def test_clocks_that_jump_change_no_result_and_no_duration(
     stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(tiny_spec(stripes), tmp_path / "straight", data_dir=stripes)
+    run(tiny_spec(stripes), Workspace.at(tmp_path / "straight", stripes))
     jumps = iter(range(0, -10_000_000, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
-    record = run(tiny_spec(stripes), tmp_path / "jumping", data_dir=stripes)
+    record = run(tiny_spec(stripes), Workspace.at(tmp_path / "jumping", stripes))
     directory = directory_of(tmp_path / "jumping", stripes)
     assert result(directory) == result(directory_of(tmp_path / "straight", stripes))
     assert 0 < record.seconds < 600

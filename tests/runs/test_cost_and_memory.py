@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crmatch.runs.memory import check_memory, free_bytes, needed_bytes
 
 from conftest import Outcome, tiny_spec
 from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError
 from crmatch.runs.cost import estimate
-from crmatch.runs.memory import check_memory, free_bytes, needed_bytes
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import replace
 

@@ -14,6 +14,7 @@ from crmatch.errors import RequestError
 from crmatch.networks.build import build_network
 from crmatch.networks.config import ResNet18Config, WideResNetConfig
 from crmatch.networks.low_memory.recompute import recompute_parts
+from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
 
 NETWORKS = {
@@ -76,4 +77,4 @@ def test_less_is_kept_for_the_backward_pass(config: Any) -> None:
 
 def test_compiling_and_recomputing_exclude_each_other() -> None:
     with pytest.raises(RequestError, match=r"--compile and --recompute were asked for.*\nUse one of them"):
-        choose_runtime("cpu", compile=True, recompute=True)
+        choose_runtime(Execution("cpu", compile=True, recompute=True))

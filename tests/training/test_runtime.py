@@ -7,6 +7,7 @@ import platform
 
 import pytest
 
+from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime, keep_freed_memory
 
 
@@ -14,8 +15,8 @@ from crmatch.training.runtime import choose_runtime, keep_freed_memory
 def test_that_freed_memory_is_kept_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="crmatch")
     keep_freed_memory.cache_clear()
-    choose_runtime("cpu", recompute=True)
+    choose_runtime(Execution("cpu", recompute=True))
     assert not caplog.messages
-    choose_runtime("cpu")
-    choose_runtime("cpu")
+    choose_runtime(Execution("cpu"))
+    choose_runtime(Execution("cpu"))
     assert caplog.messages == ["memory: glibc keeps what a step frees for the next one"]

@@ -12,6 +12,7 @@ from crmatch.errors import RequestError, unknown_name_error
 from crmatch.methods import method_class
 from crmatch.networks.config import WideResNetConfig
 from crmatch.paper.tables import BENCH, PAPER_TABLES, SMALL, Column, PaperTable, Printed, Row
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec, replace
 
@@ -105,8 +106,9 @@ def parse_splits(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(splits))
 
 
-def make_grid(suite: PaperTable, scale: Overrides | None = None, data_dir: Path | None = None) -> Grid:
+def make_grid(suite: PaperTable, scale: Overrides | None = None, workspace: Workspace | None = None) -> Grid:
     """The specs and printed values of every cell of `suite`."""
+    data_dir = workspace.data_dir if workspace else None
     scale = scale or Overrides()
     if scale.claims and not suite.unprinted_rows:
         having = ", ".join(name for name, make in PAPER_TABLES.items() if make().unprinted_rows)

@@ -18,6 +18,7 @@ from crmatch.errors import DataError, RequestError
 from crmatch.paper.grid import Cell, Grid, name_row
 from crmatch.runs.directory import run_directory
 from crmatch.runs.record import RunRecord, parse_record
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import train_command
 from crmatch.spec.run_spec import RunSpec, differences
 
@@ -99,11 +100,11 @@ def mean_value(values: Sequence[float]) -> Value:
     return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
-def runs_in(out: Path, grid: Grid) -> Find:
-    """Finished runs below `out`, where `crmatch train` and `crmatch table` keep them."""
+def runs_in(workspace: Workspace, grid: Grid) -> Find:
+    """Finished runs of a workspace, where `crmatch train` and `crmatch table` keep them."""
 
     def find(spec: RunSpec) -> Run | None:
-        directory = run_directory(out, spec, grid.settings[spec.setting])
+        directory = run_directory(workspace.out, spec, grid.settings[spec.setting])
         record = directory.read_record()
         return None if record is None else Run(_of_spec(record, spec, directory.path), str(directory.path))
 

@@ -1,4 +1,4 @@
-"""The model card: what a trained model is, on which data it was trained, and how good it is. Imports no torch."""
+"""The model card: what was trained, on which data, and its test error. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from crmatch.methods import METHODS
 from crmatch.runs.record import RunRecord
 
 MOST_CLASSES = 50
-"""Classes beyond this number are counted, not listed."""
+"""Further classes are only counted."""
 
 
 def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
-    """`README.md` of a run's directory, from its record and from the `config.json` beside it."""
+    """`README.md` of a run's directory, from its record and its `config.json`."""
     spec, method = record.spec, METHODS[record.spec.method.name]
     size, kind = config["image_size"], "gray" if config["channels"] == 1 else "RGB"
     average = "exponential moving average of the weights" if record.evaluated == "ema" else "final weights"
@@ -28,7 +28,7 @@ def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
         f"| data | {_plain(spec.setting)}: {record.labeled_images:,} labeled, {record.unlabeled_images:,} unlabeled images |",
         f"| method | {method.title} ({method.paper}), recipe {spec.recipe}, {record.steps:,} steps, seed {spec.seed} |",
         f"| weights | {average} |",
-        f"| test error | {_quality(record)} |",
+        f"| test error | {_test_error(record)} |",
         f"| data fingerprint | {record.data_fingerprint} |",
         "",
         "## Classes",
@@ -39,7 +39,7 @@ def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
         "",
         "```python",
         "import crmatch",
-        "model = crmatch.load(DIRECTORY)  # this one",
+        "model = crmatch.load(DIRECTORY)  # the directory of this file",
         "probabilities = model.predict_probabilities(images)  # uint8 (N, C, H, W)",
         "```",
         "",
@@ -49,7 +49,7 @@ def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _quality(record: RunRecord) -> str:
+def _test_error(record: RunRecord) -> str:
     if record.error is None:
         return "not measured: there was no test set"
     rule = "median of the last 20 evaluations" if record.spec.headline == "median_last_20" else "final model"
@@ -58,15 +58,15 @@ def _quality(record: RunRecord) -> str:
 
 def _classes(record: RunRecord) -> list[str]:
     errors = record.per_class_error or [None] * len(record.class_names)
-    named = list(zip(record.class_names, errors, strict=True))
     lines = [
-        f"- {_plain(name)}" + (f": test error {error:.2f} %" if error is not None else "")
-        for name, error in named[:MOST_CLASSES]
+        f"- {_plain(name)}" if error is None else f"- {_plain(name)}: test error {error:.2f} %"
+        for name, error in zip(record.class_names, errors, strict=True)
     ]
-    return lines + ([f"- and {len(named) - MOST_CLASSES:,} more"] if len(named) > MOST_CLASSES else [])
+    more = len(lines) - MOST_CLASSES
+    return lines[:MOST_CLASSES] + ([f"- and {more:,} more"] if more > 0 else [])
 
 
 def _plain(name: str) -> str:
-    """A name as one line of Markdown that means nothing but itself."""
+    """A name as one line of text without Markdown in it."""
     line = " ".join(name.split())
     return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>()#+!|" else letter for letter in line)

@@ -32,6 +32,7 @@ from torch import Tensor, fx, nn
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from crmatch.errors import RequestError
 from crmatch.networks.network import Network
+from crmatch.training.execution import Execution
 
 TRIAL = """
 import torch
@@ -173,14 +174,10 @@ def keep_freed_memory() -> None:
 
 
 def choose_runtime(
-    device: str = "auto",
-    precision: str = "fp32",
-    processes: ProcessGroup = SINGLE_PROCESS,
-    *,
-    compile: bool = False,
-    recompute: bool = False,
+    execution: Execution = Execution(), precision: str = "fp32", processes: ProcessGroup = SINGLE_PROCESS
 ) -> Runtime:
     """The runtime asked for; `auto` takes a GPU where there is one, and each of several processes its own."""
+    device, compile, recompute = execution
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and processes.count > 1:
