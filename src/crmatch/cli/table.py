@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from crmatch.cli.options import (
-    CompileOption,
-    DataDirOption,
-    DeviceOption,
-    OutOption,
-    RecipeOption,
-    RecomputeOption,
-    SetOption,
-    StepsOption,
-    read_changes,
-)
+from crmatch.cli import options
 from crmatch.errors import RequestError
 
 if TYPE_CHECKING:
@@ -40,17 +30,16 @@ def table(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which table, e.g. ablation; a wrong name lists them all.")],
     setting: Annotated[str | None, typer.Option("--setting", help="Another setting than the paper's, e.g. digits@4.")] = None,
     splits: Annotated[str | None, typer.Option("--splits", help="1-5, 2 or 1,3 (default: as many as the paper).")] = None,
-    recipe: RecipeOption = None,
-    steps: StepsOption = None,
-    set_: SetOption = None,
-    out: OutOption = Path("runs"),
-    data_dir: DataDirOption = None,
-    device: DeviceOption = "auto",
-    compile: CompileOption = False,
-    recompute: RecomputeOption = False,
+    recipe: options.RecipeOption = None,
+    steps: options.StepsOption = None,
+    set_: options.SetOption = None,
+    out: options.OutOption = Path("runs"),
+    data_dir: options.DataDirOption = None,
+    device: options.DeviceOption = "auto",
+    compile: options.CompileOption = False,
+    recompute: options.RecomputeOption = False,
     engine: Annotated[
-        Literal["local", "ray"],
-        typer.Option("--engine", help="Where missing runs are trained: on this machine, or by a Ray cluster."),
+        Literal["local", "ray"], typer.Option("--engine", help="Train on this machine, or on a Ray cluster.")
     ] = "local",
     jobs: Annotated[
         int | None,
@@ -62,14 +51,10 @@ def table(
     cpus_per_run: Annotated[
         int | None, typer.Option("--cpus-per-run", min=1, max=1024, help="Cores of each run on a Ray cluster (default: 1).")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Train nothing; list missing runs, their commands and an estimate of their cost.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list missing runs: commands and estimated cost.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Set this table's runs aside and train all of them again.")] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Add rows for claims that the paper prints no rows for.")] = False,
-    records: Annotated[
-        Path | None, typer.Option("--records", help="Make the table from the records in this directory; train nothing.")
-    ] = None,
+    records: Annotated[Path | None, typer.Option("--records", help="Use the records in this directory; train nothing.")] = None,
     format_: Annotated[Format, typer.Option("--format", help="terminal, markdown, latex, csv or json.")] = "terminal",
     save: Annotated[Path | None, typer.Option("--save", help="Write the table to this file instead of showing it.")] = None,
 ) -> None:
@@ -87,22 +72,22 @@ def table(
         given = "--ray-address" if ray_address else "--cpus-per-run"
         raise RequestError(f"{given} is for Ray clusters.\nAdd --engine ray, or leave it out.")
     workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
-    changes = read_changes(None, set_, {})
+    chosen = [*workspace.options(), *execution.options()]
+    changes = options.read_changes(None, set_, {})
     overrides = Overrides(setting, recipe, steps, parse_splits(splits) if splits else None, changes, claims)
     grid = make_grid(find_table(name), overrides, workspace)
     find = records_in(records) if records else runs_in(workspace, grid)
     missing = [] if records else [spec for spec in grid.specs if fresh or find(spec) is None]
     problems: dict[RunSpec, str] = {}
     if dry_run:
-        _list_missing(grid, missing, workspace, execution, format_)
+        _list_missing(grid, missing, chosen, execution, format_)
         return
     if missing:
-        chosen = _engine(engine, workspace, execution, jobs, ray_address, cpus_per_run or 1)
-        if fresh:
-            for spec in missing:
-                workspace.run_directory(spec).set_aside()
-        problems = _train(grid, missing, chosen, workspace)
-    _show(fill(grid, find, options=[*workspace.options(), *execution.options()], problems=problems), format_, save)
+        trainer = _engine(engine, workspace, execution, jobs, ray_address, cpus_per_run or 1)
+        for spec in missing if fresh else []:
+            workspace.run_directory(spec).set_aside()
+        problems = _train(grid, missing, trainer, workspace)
+    _show(fill(grid, find, options=chosen, problems=problems), format_, save)
 
 
 def _engine(name: str, workspace: Workspace, execution: Execution, jobs: int | None, address: str | None, cpus: int) -> Engine:
@@ -127,33 +112,31 @@ def _train(grid: Grid, missing: list[RunSpec], engine: Engine, workspace: Worksp
     with TableProgress(grid, missing, workspace, live=not isinstance(engine, InProcess)) as progress:
 
         def ended(run: RunOutcome) -> None:
+            progress.ended(run)
             if run.problem:
                 problems[run.spec] = run.problem
-            progress.ended(run)
 
         engine.train_all(missing, ended, stop_request())
     return problems
 
 
-def _list_missing(grid: Grid, missing: list[RunSpec], workspace: Workspace, execution: Execution, format_: Format) -> None:
+def _list_missing(grid: Grid, missing: list[RunSpec], options: list[str], execution: Execution, format_: Format) -> None:
     """Print the command of each missing run with its estimated cost."""
     from crmatch.runs.cost import describe_cost, estimate
     from crmatch.spec.recipes import train_command
 
-    options = [*workspace.options(), *execution.options()]
-    costs = [estimate(spec, grid.settings[spec.setting], execution) for spec in missing]
-    commands = [train_command(spec, grid.settings[spec.setting], *options) for spec in missing]
+    runs = [
+        (train_command(spec, setting, *options), estimate(spec, setting, execution))
+        for spec, setting in ((spec, grid.settings[spec.setting]) for spec in missing)
+    ]
     if format_ == "json":
-        runs: list[dict[str, Any]] = [
-            {"command": command, **cost._asdict()} for command, cost in zip(commands, costs, strict=True)
-        ]
-        typer.echo(json.dumps({"title": grid.title, "runs": len(grid.specs), "missing": runs}))
+        rows: list[dict[str, Any]] = [{"command": command, **cost._asdict()} for command, cost in runs]
+        typer.echo(json.dumps({"title": grid.title, "runs": len(grid.specs), "missing": rows}))
         return
-    typer.echo(grid.title)
-    typer.echo(f"{len(grid.specs)} runs, {len(grid.specs) - len(missing)} finished, {len(missing)} missing")
-    for command, cost in zip(commands, costs, strict=True):
+    typer.echo(f"{grid.title}\n{len(grid.specs)} runs, {len(grid.specs) - len(missing)} finished, {len(missing)} missing")
+    for command, cost in runs:
         typer.echo(f"{command}\n    # {describe_cost(cost)}")
-    known = [cost for cost in costs if cost.steps is not None]
+    known = [cost for _, cost in runs if cost.steps is not None]
     if known:
         total = known[0]._replace(
             cpu_seconds=sum(cost.cpu_seconds or 0 for cost in known),

@@ -9,33 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from crmatch.cli.options import (
-    CompileOption,
-    ConfigOption,
-    DataDirOption,
-    DeviceOption,
-    ImageSizeOption,
-    JsonOption,
-    LabelsOption,
-    MethodOption,
-    OutOption,
-    PolicyOption,
-    RecipeOption,
-    RecomputeOption,
-    RunArgument,
-    SetOption,
-    SettingArgument,
-    StepsOption,
-    make_spec,
-    read_changes,
-)
+from crmatch.cli import options
 from crmatch.runs.signals import stop_request
 
 if TYPE_CHECKING:
@@ -46,74 +26,76 @@ if TYPE_CHECKING:
 
 
 def train(
-    setting: SettingArgument,
-    method: MethodOption = "crmatch",
+    setting: options.SettingArgument,
+    method: options.MethodOption = "crmatch",
     split: Annotated[int | None, typer.Option("--split", help="Which of the fixed splits, 1 (default) to 5.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything but the split (default 0).")] = None,
-    recipe: RecipeOption = None,
-    steps: StepsOption = None,
-    policy: PolicyOption = None,
-    image_size: ImageSizeOption = None,
-    labels: LabelsOption = None,
+    recipe: options.RecipeOption = None,
+    steps: options.StepsOption = None,
+    policy: options.PolicyOption = None,
+    image_size: options.ImageSizeOption = None,
+    labels: options.LabelsOption = None,
     baseline: Annotated[
         bool | None,
         typer.Option("--baseline/--no-baseline", help="Also train supervised-only on the same labels (default: for folders)."),
     ] = None,
-    data_dir: DataDirOption = None,
-    out: OutOption = Path("runs"),
-    device: DeviceOption = "auto",
+    data_dir: options.DataDirOption = None,
+    out: options.OutOption = Path("runs"),
+    device: options.DeviceOption = "auto",
     precision: Annotated[str | None, typer.Option("--precision", help="fp32 (default), fp64, bf16 or fp16 (GPU).")] = None,
-    compile: CompileOption = False,
-    recompute: RecomputeOption = False,
-    set_: SetOption = None,
-    config: ConfigOption = None,
+    compile: options.CompileOption = False,
+    recompute: options.RecomputeOption = False,
+    set_: options.SetOption = None,
+    config: options.ConfigOption = None,
     resume: Annotated[
         Literal["auto", "never"], typer.Option("--resume", help="auto resumes an unfinished run; never refuses to.")
     ] = "auto",
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write the curves for TensorBoard, into RUN/tensorboard/.")
-    ] = False,
-    json_: JsonOption = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write curves into RUN/tensorboard/.")] = False,
+    json_: options.JsonOption = False,
 ) -> None:
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
     from crmatch.runs.workspace import Workspace
     from crmatch.training.execution import Execution
 
-    options = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size}
-    changes = read_changes(config, set_, {**options, "precision": precision, "split": split, "seed": seed})
-    specs = [make_spec(setting, method, recipe, data_dir, changes, labels)]
+    named = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size, "precision": precision}
+    changes = options.read_changes(config, set_, {**named, "split": split, "seed": seed})
+    specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels)]
     if baseline is None:
         baseline = specs[0].data.folder is not None
     if baseline and method != "supervised":
         shared = {key: value for key, value in changes.items() if key != "method" and not key.startswith("method.")}
-        specs.append(make_spec(setting, "supervised", recipe, data_dir, shared, labels))
+        specs.append(options.make_spec(setting, "supervised", recipe, data_dir, shared, labels))
     workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
     if is_main_process():
         _check_pictures(specs, workspace, execution, quiet=json_)
+    from crmatch.cli.display import Display, print_records
     from crmatch.distributed.process_group import join
     from crmatch.runs.run import run
 
-    stop, processes = stop_request(), join()
-    records = []
+    records, stop, processes = [], stop_request(), join()
     for spec in specs:
-        with _watch(spec, workspace if tensorboard else None, quiet=json_) as progress:
-            records.append(run(spec, workspace, execution, resume=resume, progress=progress, stop=stop, processes=processes))
+        with ExitStack() as stack:
+            progress: Progress = stack.enter_context(Display(spec, quiet=json_ or not is_main_process()))
+            if tensorboard and is_main_process():
+                from crmatch.cli.tensorboard import EventFile
+
+                progress = stack.enter_context(EventFile(workspace.run_directory(spec), beside=progress))
+            record = run(spec, workspace, execution, resume=resume, progress=progress, stop=stop, processes=processes)
+        records.append(record)
     if not is_main_process():
         return
-    directories = [workspace.run_directory(record.spec).path for record in records]
+    paths = [workspace.run_directory(spec).path for spec in specs]
     if json_:
         values = [
-            {"run": str(directory), "error": record.error, **record.model_dump(mode="json")}
-            for record, directory in zip(records, directories, strict=True)
+            {"run": str(path), "error": record.error, **record.model_dump(mode="json")}
+            for record, path in zip(records, paths, strict=True)
         ]
         typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None}))
     else:
-        from crmatch.cli.display import print_records
-
-        print_records(records, directories)
+        print_records(records, paths)
 
 
-def evaluate(run: RunArgument, data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
+def evaluate(run: options.RunArgument, data_dir: options.DataDirOption = None, json_: options.JsonOption = False) -> None:
     """Evaluate a finished run's model on its test set again."""
     from crmatch.analysis.finished_run import open_run
     from crmatch.cli.display import print_evaluation
@@ -156,18 +138,3 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
         lines.append("Training mirrors pictures; for text or left/right classes add --set augmentation.mirror=false")
     lines += [f"{METHODS[one.method.name].title}: {describe_cost(estimate(one, setting, execution))}" for one in specs]
     typer.echo("\n".join(lines), err=True)
-
-
-@contextmanager
-def _watch(spec: RunSpec, events_in: Workspace | None, quiet: bool) -> Iterator[Progress]:
-    """Show a run in the terminal; also write TensorBoard's files if there is a workspace for them."""
-    from crmatch.cli.display import Display
-
-    with Display(spec, quiet or not is_main_process()) as display:
-        if events_in is None or not is_main_process():
-            yield display
-            return
-        from crmatch.cli.tensorboard import EventFile
-
-        with EventFile(events_in.run_directory(spec), beside=display) as both:
-            yield both

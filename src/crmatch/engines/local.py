@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -131,23 +132,24 @@ class _Worker:
             self.process.terminate()
 
     def outcome(self) -> RunOutcome:
-        """The outcome of the ended process; errors that concern all runs are raised, as `run` raises them."""
+        """The outcome of the ended process; errors that concern all runs are raised, as in this process."""
         with self._messages as file:
             file.seek(0)
             said = file.read().decode(errors="replace").strip()
         code = self.process.returncode
+        if self._asked and code == -signal.SIGTERM:  # it was asked before it could catch the signal
+            code = StoppedError.exit_code
         warnings, _, message = said.rpartition("crmatch: ") if code else (said, "", "")
-        if warnings.strip():
-            logger.warning("%s", warnings.strip())
-        first_line = message.partition("\n")[0]
-        if code in (0, ResumeError.exit_code, DivergedError.exit_code):
-            return RunOutcome(self._spec, f"diverged: {first_line}" if code == DivergedError.exit_code else first_line)
         if code in CONCERN_ALL:
             raise CONCERN_ALL[code](message)
-        reason = "died (was it killed, or the memory full?)" if code < 0 else f"failed with code {code}: {said}"
-        raise ResumeError(
-            f"a worker process {reason}; finished runs are kept.\nResume with the same command; use fewer --jobs."
-        )
+        if code not in (0, ResumeError.exit_code, DivergedError.exit_code):
+            reason = "died (was it killed, or the memory full?)" if code < 0 else f"failed with code {code}: {said}"
+            advice = "Resume with the same command; use fewer --jobs."
+            raise ResumeError(f"a worker process {reason}; finished runs are kept.\n{advice}")
+        if warnings.strip() and not self._asked:
+            logger.warning("%s", warnings.strip())
+        problem = message.partition("\n")[0]
+        return RunOutcome(self._spec, f"diverged: {problem}" if code == DivergedError.exit_code else problem)
 
 
 def train_one(

@@ -183,6 +183,10 @@ class Method(StrictModel, ABC):
         """Images per step of the `extra` source; 0 where no view asks for it."""
         return 0
 
+    def extra_images(self, labeled: int, unlabeled: int) -> int:
+        """Images in the joint forward pass that are not views, e.g. rotated copies, for batches of these sizes."""
+        return 0
+
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
         """Modules trained beside backbone and classifier, and running state as their buffers."""
         return {}

@@ -77,7 +77,10 @@ class CRMatch(FixMatch):
         """USB rotates 64 images drawn for it alone; `quick` the first 16 of the batch (spec 3.2, row 5)."""
         if recipe == "usb":
             return {"method.rotation_source": "extra", "method.rotation_images": 64}
-        return {"method.rotation_images": 16} if recipe == "quick" else {}
+        if recipe == "quick":
+            return {"method.rotation_images": 16}
+        method = {"method.ties": "exclude", "data.unlabeled": "remaining", "augmentation.variant": "paper", "headline": "last"}
+        return {"plan.steps": setting.defaults.crmatch_epochs * 1024, **method}
 
     @property
     def weights(self) -> dict[str, float]:
@@ -112,6 +115,13 @@ class CRMatch(FixMatch):
     def extra_batch_size(self) -> int:
         """Independent images for rotation, where that is their source."""
         return self.rotation_images or 0 if ROTATION in self.views else 0
+
+    def extra_images(self, labeled: int, unlabeled: int) -> int:
+        """Three rotated copies of each upright image of the rotation term."""
+        if not self.rotation_weight:
+            return 0
+        rotated = min(self.rotation_images or unlabeled, self.extra_batch_size or unlabeled)
+        return 3 * (rotated + labeled * (self.rotation_source == "labeled+unlabeled"))
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
         """Z of Eq. (2) and h of Eq. (7), as far as their terms have a weight; and what the confidence rule remembers."""

@@ -16,46 +16,43 @@ from typing import Literal, NamedTuple
 
 from crmatch.data.settings import Setting
 from crmatch.errors import RequestError
-from crmatch.methods.crmatch import CRMatch
 from crmatch.networks.config import PART_BYTES, ResNet18Config, WideResNetConfig
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Execution
 
 logger = logging.getLogger(__name__)
-IGNORE = "CRMATCH_IGNORE_MEMORY"
-"""Environment variable; 1 trains although the estimate exceeds the free memory."""
+IGNORE = "CRMATCH_IGNORE_MEMORY"  # environment variable; 1 trains although the estimate exceeds the free memory
 STEM_CHANNELS = 16
+# (multiply-adds, seconds) per image on two cores of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`.
 MEASURED = ((3.05e6, 0.088 / 288), (11.1e6, 0.190 / 288), (214e6, 39 / 2304))
-"""(multiply-adds, seconds) per image on two cores of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`."""
-GPU_OPERATIONS = 6e12
-"""Operations per second of one GPU. An assumption: FixMatch's 2^20 steps then take two to three days."""
-GPU_STEP_SECONDS = 0.03
-"""Shortest step of a GPU (kernel launches, augmentation). Also an assumption."""
+# Two assumptions about a GPU: FixMatch's 2^20 steps take two to three days, and launches bound a step from below.
+GPU_OPERATIONS, GPU_STEP_SECONDS = 6e12, 0.03
+# Bytes of activations per convolution output and image. Wide ResNets: `lean` from peaks of 3.1 GB in steps of 1,216 images of
+# WRN-28-2, 32x32, and of 5.4 GB at 2,304; `kept` from 5.4 GB at 1,216 images, compiled (not measured on a GPU).
 BYTES_PER_OUTPUT = {"kept": 7.7, "lean": 4.1, "resnet18": 10.7}
-"""Bytes of activations per convolution output and image. Wide ResNets: `lean` from peaks of 3.1 GB in steps of 1,216 images of
-WRN-28-2, 32x32, and of 5.4 GB at 2,304; `kept` from 5.4 GB at 1,216 images, compiled (not measured on a GPU)."""
+# The same with recomputing, per output of the largest convolution only: 18.8 GB at 2,304 images of 96x96, WRN-37-2.
 RECOMPUTED_BYTES = 27.0
-"""The same with recomputing, per output of the largest convolution only: 18.8 GB at 2,304 images of 96x96, WRN-37-2."""
-PARTS = 20
-"""Parts of a batch that exist at once inside lean convolutions, allocator gaps included (fitted to measured peaks)."""
-PROCESS_BYTES = 0.35e9
-"""Interpreter, torch and a small data set."""
-BYTES_PER_WEIGHT = 16
-"""Weight, gradient, momentum and EMA weight in float32."""
+PARTS = 20  # parts of a batch that exist at once inside lean convolutions, allocator gaps included (fitted to measured peaks)
+PROCESS_BYTES = 0.35e9  # interpreter, torch and a small data set
+BYTES_PER_WEIGHT = 16  # weight, gradient, momentum and EMA weight in float32
 ACTIVATION_SIZE = {"fp64": 2.0, "fp32": 1.0, "bf16": 0.5, "fp16": 0.5}
-"""Precision -> size of an activation relative to float32."""
 TRAIN_IMAGES = {
-    "cifar10": 50_000, "cifar100": 50_000, "svhn": 73_257, "stl10": 105_000, "mini_imagenet": 50_000, "digits": 1_297,
-}  # fmt: skip
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "svhn": 73_257,
+    "stl10": 105_000,
+    "mini_imagenet": 50_000,
+    "digits": 1297,
+}
+# Control groups v2 and v1: controller -> its folder, files of limit and usage, key of reclaimable memory in memory.stat.
 CGROUPS = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""Control groups v2 and v1: controller -> its folder, files of limit and usage, key of reclaimable memory in memory.stat."""
 
 
 class Layer(NamedTuple):
-    """A convolution: its weights, the pixels of its output and its output channels."""
+    """A convolution: its weights, and the pixels and channels of its output."""
 
     weights: int
     pixels: int
@@ -67,8 +64,7 @@ class Cost(NamedTuple):
 
     images_per_step: int
     steps: int | None
-    cpu_seconds: float | None
-    """On two cores."""
+    cpu_seconds: float | None  # on two cores
     gpu_seconds: float | None
     memory_bytes: float
 
@@ -100,29 +96,24 @@ def which_activations(spec: RunSpec, execution: Execution, processes: int = 1) -
 def _activation_bytes(spec: RunSpec, layers: list[Layer], which: str) -> float:
     images = images_per_step(spec) * ACTIVATION_SIZE[spec.precision]
     outputs = [layer.channels * layer.pixels for layer in layers]
-    wide = isinstance(spec.network, WideResNetConfig)
-    per_image = BYTES_PER_OUTPUT[("kept" if which == "kept" else "lean") if wide else "resnet18"] * sum(outputs)
+    kind = "resnet18" if isinstance(spec.network, ResNet18Config) else "kept" if which == "kept" else "lean"
+    per_image = BYTES_PER_OUTPUT[kind] * sum(outputs)
     if which == "recomputed":
         per_image = min(per_image, RECOMPUTED_BYTES * max(outputs))
     return images * per_image + PARTS * min(PART_BYTES, 4 * images * max(outputs))
 
 
 def images_per_step(spec: RunSpec) -> int:
-    """Images of all views of a step, plus three rotated copies of each image of the rotation term."""
+    """Images that pass through the network in a step: those of all views, and what the method adds (rotated copies)."""
     plan, method = spec.plan, spec.method
     sizes = {"labeled": plan.labeled_batch_size, "unlabeled": plan.unlabeled_batch_size, "extra": method.extra_batch_size}
-    total = sum(sizes[view.source] for view in method.views)
-    if isinstance(method, CRMatch) and method.rotation_weight:
-        rotated = min(method.rotation_images or sizes["unlabeled"], sizes["extra"] or sizes["unlabeled"])
-        total += 3 * (rotated + sizes["labeled"] * (method.rotation_source == "labeled+unlabeled"))
-    return total
+    return sum(sizes[view.source] for view in method.views) + method.extra_images(sizes["labeled"], sizes["unlabeled"])
 
 
 def _seconds_per_image(multiply_adds: float) -> float:
     for (left, before), (right, after) in itertools.pairwise(MEASURED):
         if left < multiply_adds <= right:
-            share = math.log(multiply_adds / left) / math.log(right / left)
-            return float(before * (after / before) ** share)
+            return float(before * (after / before) ** (math.log(multiply_adds / left) / math.log(right / left)))
     nearest, seconds = MEASURED[0] if multiply_adds <= MEASURED[0][0] else MEASURED[-1]
     return seconds * multiply_adds / nearest
 
@@ -130,14 +121,13 @@ def _seconds_per_image(multiply_adds: float) -> float:
 def network_layers(network: WideResNetConfig | ResNet18Config, channels: int, side: int) -> list[Layer]:
     """Every convolution of the backbone for square images of `side` pixels, without building the network (no torch)."""
     if isinstance(network, ResNet18Config):
-        side = math.ceil(side / 2)
-        layers, width_before = [Layer(7 * 7 * channels * 64, side**2, 64)], 64
-        side = math.ceil(side / 2)
-        stages = [(64 * 2**stage, 2, 2 if stage else 1) for stage in range(4)]
+        kernel, width_before, side = 7, 64, math.ceil(side / 2)
+        stages = [(64, 2, 2), (128, 2, 2), (256, 2, 2), (512, 2, 2)]  # stride 2 of the first stage: the max-pooling
     else:
-        layers, width_before = [Layer(9 * channels * STEM_CHANNELS, side**2, STEM_CHANNELS)], STEM_CHANNELS
+        kernel, width_before = 3, STEM_CHANNELS
         strides = [network.first_stride, *[2] * (network.scales - 1)]
         stages = [(network.filters * 2**stage, network.repeat, stride) for stage, stride in enumerate(strides)]
+    layers = [Layer(kernel**2 * channels * width_before, side**2, width_before)]
     for width, blocks, stride in stages:
         side = math.ceil(side / stride)
         for _ in range(blocks):
@@ -157,12 +147,11 @@ def duration(seconds: float) -> str:
 
 def describe_cost(cost: Cost, lengths: bool = True) -> str:
     """A cost in words; `lengths` adds the number of steps and of images per step."""
-    memory = f"{cost.memory_bytes / 1e9:.1f} GB"
+    memory = f"{cost.memory_bytes / 1e9:.1f} GB of memory"
     if cost.cpu_seconds is None or cost.gpu_seconds is None:
-        return f"time depends on its number of epochs, {cost.images_per_step:,} images per step, {memory} of memory"
+        return f"time depends on its number of epochs, {cost.images_per_step:,} images per step, {memory}"
     what = f"{cost.steps:,} steps of {cost.images_per_step:,} images, " if lengths else ""
-    cpu, gpu = duration(cost.cpu_seconds), duration(cost.gpu_seconds)
-    return f"{what}about {cpu} on two cores, estimated {gpu} on one GPU, {memory} of memory"
+    return f"{what}about {duration(cost.cpu_seconds)} on two cores, estimated {duration(cost.gpu_seconds)} on one GPU, {memory}"
 
 
 def check_memory(
@@ -182,14 +171,11 @@ def check_memory(
         return
     advice = "Use smaller images (--image-size), another network (network.filters) or smaller batches (plan.*_batch_size)."
     # Recomputing changes no result, so it comes first; then the largest batch of unlabeled images that fits, by halves.
-    size, recomputing = spec.plan.unlabeled_batch_size, execution._replace(recompute=True)
-    options = ((execution, ""), (recomputing, " --recompute"))
+    size, options = spec.plan.unlabeled_batch_size, ((execution, ""), (execution._replace(recompute=True), " --recompute"))
     while size:
         smaller = replace(spec, **{"plan.unlabeled_batch_size": size})
-        option = next((text for choice, text in options if needed(smaller, choice) <= free), None)
-        if option is not None:
-            keys = f" --set plan.unlabeled_batch_size={size}" if smaller != spec else ""
-            advice = f"Fits:{option}{keys}."
+        if fitting := [text for choice, text in options if needed(smaller, choice) <= free]:
+            advice = f"Fits:{fitting[0]}{f' --set plan.unlabeled_batch_size={size}' if smaller != spec else ''}."
             break
         size //= 2
     raise RequestError(f"{found}.\n{advice} ({IGNORE}=1 tries it all the same.)")
@@ -201,16 +187,15 @@ def free_bytes(root: Path = Path("/")) -> int | None:
     free = [1024 * int(words[1]) for words in found]
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controller, path = line.split(":", 2)
-        if controller not in CGROUPS:
-            continue
-        folder, limit_name, usage_name, reclaimable = CGROUPS[controller]
-        base = root / "sys/fs/cgroup" / folder
-        group = base / path.lstrip("/")
-        for place in (group, *group.parents[: len(group.relative_to(base).parts)]):  # limits of parent groups hold, too
-            limit, usage = _text(place / limit_name).strip(), _text(place / usage_name).strip()
-            if limit.isdigit() and usage.isdigit():
-                counts = dict(entry.split() for entry in _text(place / "memory.stat").splitlines())
-                free.append(max(0, int(limit) - int(usage) + int(counts.get(reclaimable, 0))))
+        if controller in CGROUPS:
+            folder, limit_name, usage_name, reclaimable = CGROUPS[controller]
+            base = root / "sys/fs/cgroup" / folder
+            group = base / path.lstrip("/")
+            for place in (group, *group.parents[: len(group.relative_to(base).parts)]):  # parents' limits hold, too
+                limit, usage = _text(place / limit_name).strip(), _text(place / usage_name).strip()
+                if limit.isdigit() and usage.isdigit():
+                    counts = dict(entry.split() for entry in _text(place / "memory.stat").splitlines())
+                    free.append(max(0, int(limit) - int(usage) + int(counts.get(reclaimable, 0))))
     return min(free, default=None)
 
 

@@ -6,9 +6,9 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
@@ -20,9 +20,7 @@ from crmatch.spec.recipes import changed_keys, default_recipe
 from crmatch.spec.run_spec import RunSpec, parse_spec
 
 LONGEST_VARIANT = 60
-MODEL_WEIGHTS = "model.safetensors"
-MODEL_CONFIG = "config.json"
-MODEL_CARD = "README.md"
+MODEL_WEIGHTS, MODEL_CONFIG, MODEL_CARD = "model.safetensors", "config.json", "README.md"
 
 
 def run_directory(out: Path, spec: RunSpec, setting: Setting) -> RunDirectory:
@@ -40,9 +38,8 @@ def variant(spec: RunSpec, setting: Setting) -> str:
     """
     parts = [] if spec.recipe == default_recipe(setting) else [spec.recipe]
     parts += [f"labels={spec.data.labels_checksum}"] if spec.data.labels_checksum else []
-    for key, value in changed_keys(spec, setting).items():
-        text = str(value).replace(" ", "").replace("/", "_")
-        parts.append(f"{key}={text}")
+    changed = changed_keys(spec, setting)
+    parts += [f"{key}={value}".replace(" ", "").replace("/", "_") for key, value in changed.items()]
     whole = ",".join(parts)
     if len(whole) <= LONGEST_VARIANT:
         return whole
@@ -72,9 +69,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.lock).acquire(timeout=0)
         except Timeout as error:
-            raise InUseError(
-                f"{self.path} is in use by another process.\nWait until it ends, or choose another --out."
-            ) from error
+            found = f"{self.path} is in use by another process"
+            raise InUseError(f"{found}.\nWait until it ends, or choose another --out.") from error
         except OSError as error:
             reason = f"cannot write to {self.path}: {error.strerror}"
             raise DataError(f"{reason}.\nChoose a directory you may write to with --out.") from error
@@ -102,10 +98,8 @@ class RunDirectory:
         try:
             return parse_spec(read_json(self.spec))
         except RequestError as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(
-                f"{self.spec} is not the spec of a run: {reason}\nThe file is damaged; remove the directory."
-            ) from error
+            found = f"{self.spec} is not the spec of a run: {str(error).splitlines()[0]}"
+            raise DataError(f"{found}\nThe file is damaged; remove the directory.") from error
 
     def read_record(self) -> RunRecord | None:
         """The record of a finished run; None if it is not finished."""
@@ -141,31 +135,22 @@ class CurveFile:
         if writes:
             write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
 
-    def __enter__(self) -> CurveFile:
-        with self._writing():
-            self._file = open(self._path, "a", encoding="utf-8")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        with suppress(OSError):  # a full disk was reported when the line was written
-            self._file.close()
-
     def append(self, line: Mapping[str, Any]) -> None:
         """Write a line."""
         self.lines.append(dict(line))
-        with self._writing():
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+        with self._open() as file:
+            file.write(json.dumps(line) + "\n")
 
     def sync(self) -> None:
         """Force all lines to disk, before a checkpoint that relies on them."""
-        with self._writing():
-            os.fsync(self._file.fileno())
+        with self._open() as file:
+            os.fsync(file.fileno())
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _open(self) -> Iterator[IO[str]]:
         try:
-            yield
+            with open(self._path, "a", encoding="utf-8") as file:
+                yield file
         except OSError as error:
             reason = f"cannot write {self._path}: {error.strerror}"
             raise DataError(f"{reason}.\nFree some space, then resume with the same command.") from error

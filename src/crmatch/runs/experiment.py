@@ -86,40 +86,22 @@ class Experiment:
 
     def training(self) -> Training:
         """The run before its first step."""
-        spec, train_set = self.spec, self.data.train
-        network = build_network(
-            spec.network,
-            channels=train_set.images.shape[1],
-            image_size=spec.data.image_size,
-            classes=train_set.classes,
-            unlabeled=len(self.split.unlabeled),
-            heads=spec.method.heads,
-            seed=spec.seed,
-        )
-        return Training(
-            method=spec.method,
-            network=network,
-            batches=self._batches(),
-            plan=spec.plan,
-            total_steps=self._total_steps,
-            steps_per_epoch=spec.plan.steps_per_epoch(len(self.split.unlabeled)),
-            runtime=self.runtime,
-            seed=spec.seed,
-        )
+        spec, train_set, unlabeled = self.spec, self.data.train, len(self.split.unlabeled)
+        shape = {"channels": train_set.images.shape[1], "image_size": spec.data.image_size, "classes": train_set.classes}
+        network = build_network(spec.network, **shape, unlabeled=unlabeled, heads=spec.method.heads, seed=spec.seed)
+        epoch = spec.plan.steps_per_epoch(unlabeled)
+        return Training(spec.method, network, self._batches(), spec.plan, self._total_steps, epoch, self.runtime, spec.seed)
 
     def _batches(self) -> BatchMaker:
-        spec, device, strong = self.spec, self.runtime.device, self.spec.augmentation
+        spec, device, plan, strong = self.spec, self.runtime.device, self.spec.plan, self.spec.augmentation
+        labeled, unlabeled, extra = plan.labeled_batch_size, plan.unlabeled_batch_size, spec.method.extra_batch_size
         return BatchMaker(
             images=self.data.train.images.to(device),
             labels=self.data.train.labels.to(device),
             labeled=self.split.labeled.to(device),
             unlabeled=self.split.unlabeled.to(device),
             views=spec.method.views,
-            batch_sizes={
-                "labeled": spec.plan.labeled_batch_size,
-                "unlabeled": spec.plan.unlabeled_batch_size,
-                "extra": spec.method.extra_batch_size,
-            },
+            batch_sizes={"labeled": labeled, "unlabeled": unlabeled, "extra": extra},
             weak=weak_augmentation(spec),
             policy=build_policy(strong.policy, strong.variant, strong.cutout, strong.geometry),
             normalizer=self.normalizer,

@@ -92,15 +92,9 @@ def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, no
 def locate_divergence(
     error: DivergedError, begin: Callable[[], Training], directory: RunDirectory, reached: int
 ) -> DivergedError:
-    """`error` with the first bad step and the name of the last good checkpoint.
+    """`error` after `reached` steps, with the first bad step and the name of the last good checkpoint.
 
-    On devices where the loop only notices a divergence some steps later, the steps since the checkpoint are replayed.
-
-    Args:
-        error: what the loop raised.
-        begin: makes the run at its beginning.
-        directory: of the run.
-        reached: number of completed steps.
+    A GPU notices a divergence some steps late: the steps since the checkpoint are then replayed on a `begin()` run.
     """
     if isinstance(error, LateDivergenceError):
         replay = begin()

@@ -95,11 +95,10 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     if progress:
         progress.start(training.step, training.total_steps)
     advance = progress.advance if progress else lambda steps: None
-    with curves:
-        try:
-            finished = train(training, experiment.observers(log, save=save, advance=advance, stop=stop))
-        except DivergedError as error:
-            raise locate_divergence(error, experiment.training, directory, training.step) from error
+    try:
+        finished = train(training, experiment.observers(log, save=save, advance=advance, stop=stop))
+    except DivergedError as error:
+        raise locate_divergence(error, experiment.training, directory, training.step) from error
     if not finished:
         reached = f"stopped after step {training.step} of {training.total_steps}"
         raise StoppedError(f"{reached}; everything is saved in {directory.path}.\nResume with the same command.")
