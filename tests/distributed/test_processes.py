@@ -24,6 +24,7 @@ from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup, join
 from crmatch.errors import RequestError
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 
 TESTS = Path(__file__).resolve().parents[1]
 LAST_WORD = 40
@@ -128,8 +129,8 @@ def test_a_stop_asked_of_one_stops_all_and_one_process_continues(
     assert [int(rank["stopped"]) for rank in two.ranks] == [two_processes.STOP] * 2
     data_dir = two.folder / "data"
     spec = two_processes.spec_of(data_dir, "crmatch")
-    record = run(spec, two.folder / "runs", data_dir=data_dir)
-    assert "began with 2 processes and continues with 1: the result will not be equal to the bit" in caplog.text
+    record = run(spec, Workspace.at(two.folder / "runs", data_dir))
+    assert "began with 2 processes and resumes with 1: the result will not be bit-identical" in caplog.text
     assert record.machine["processes"] == 1
     weights = safetensors.torch.load_file(run_directory(two.folder / "runs", spec, parse_setting(spec.setting, data_dir)).model)
     for name, value in weights.items():

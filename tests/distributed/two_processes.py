@@ -19,6 +19,7 @@ from crmatch.methods import METHODS
 from crmatch.networks.dropout import Dropout, dropout_from
 from crmatch.runs.experiment import Experiment, load_run_data
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import setting_of
 from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
@@ -109,7 +110,7 @@ def stop_on_one(spec: Any, data_dir: Path, out: Path, processes: ProcessGroup) -
     answers = iter([False] * STOP)
     ends = processes.rank == processes.count - 1
     try:
-        run(spec, out, data_dir=data_dir, stop=lambda: ends and next(answers, True), processes=processes)
+        run(spec, Workspace.at(out, data_dir), stop=lambda: ends and next(answers, True), processes=processes)
     except StoppedError as error:
         return int(str(error).split()[3])
     return -1

@@ -136,18 +136,8 @@ def test_own_pictures_their_labels_and_their_cache(crmatch: Command, folder: Pat
     source = random.Random(what)
     labels = folder / "labels.csv"
     keys = [key for key in ASSIGNMENTS if "rotation_images" not in key]
-    arguments = [
-        "train",
-        folder,
-        "--labels",
-        labels,
-        "--data-dir",
-        tmp_path / "data",
-        "--image-size",
-        16,
-        "--no-baseline",
-        *keys,
-    ]
+    places = ["--labels", labels, "--data-dir", tmp_path / "data"]
+    arguments = ["train", folder, *places, "--image-size", 16, "--no-baseline", *keys]
     pictures = sorted(path for path in folder.rglob("*") if path.suffix in (".png", ".jpg", ".gif", ".bmp"))
     good = {path: path.read_bytes() for path in (labels, *pictures)}
     assert crmatch(*arguments, "--out", tmp_path / "first", "--json").code == 0
@@ -168,7 +158,5 @@ def test_a_config_file_with_any_bytes(crmatch: Command, finished: Path, stripes:
     content = (finished / "spec.json").read_bytes()
     for turn in range(2 * ROUNDS):
         (tmp_path / "keys.json").write_bytes(flipped(content, source))
-        check(
-            crmatch("show", "config", "stripes@2", "--data-dir", stripes, "--config", tmp_path / "keys.json", "--json"),
-            f"config, round {turn}",
-        )
+        arguments = ["stripes@2", "--data-dir", stripes, "--config", tmp_path / "keys.json", "--json"]
+        check(crmatch("show", "config", *arguments), f"config, round {turn}")

@@ -14,6 +14,7 @@ from conftest import tiny_spec, training_of
 from crmatch.errors import DivergedError
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import setting_of
 from crmatch.training.checkpoint import checkpoint_files
 from crmatch.training.health import CHECKS, CollapseWatch, FiniteWatch, LateDivergenceError, first_divergence
@@ -77,7 +78,7 @@ def test_a_late_notice_is_replayed_from_the_last_checkpoint_to_the_first_bad_ste
     monkeypatch.setattr(Training, "__post_init__", lambda self: (begin(self), spoil(self, 10))[0])
     spec = tiny_spec(stripes, **{"plan.evaluate_every": 100, "plan.log_every": 6})
     with pytest.raises(DivergedError) as caught:
-        run(spec, tmp_path, data_dir=stripes)
+        run(spec, Workspace.at(tmp_path, stripes))
     first, second = str(caught.value).splitlines()
     assert first.startswith("the gradient is not finite at step 10: supervised = ")
     (newest, _) = checkpoint_files(run_directory(tmp_path, spec, setting_of(spec, stripes)).checkpoints)
@@ -87,7 +88,7 @@ def test_a_late_notice_is_replayed_from_the_last_checkpoint_to_the_first_bad_ste
 
 def test_a_divergence_before_the_first_checkpoint_says_so(stripes: Path, tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"is not finite at step \d.*\n.*no checkpoint had been saved before"):
-        run(tiny_spec(stripes, **{"plan.learning_rate": 1e15}), tmp_path, data_dir=stripes)
+        run(tiny_spec(stripes, **{"plan.learning_rate": 1e15}), Workspace.at(tmp_path, stripes))
 
 
 def test_a_replay_that_stays_finite_finds_nothing() -> None:
@@ -142,5 +143,5 @@ def test_a_run_feeds_the_watch(
 ) -> None:
     monkeypatch.setattr("crmatch.training.health.QUIET_STEPS", 0)
     caplog.set_level(logging.WARNING)
-    run(tiny_spec(stripes, **{"method.threshold": 1.0, "plan.log_every": 1}), tmp_path, data_dir=stripes)
+    run(tiny_spec(stripes, **{"method.threshold": 1.0, "plan.log_every": 1}), Workspace.at(tmp_path, stripes))
     assert sum("hardly any pseudo-label" in record.getMessage() for record in caplog.records) == 1

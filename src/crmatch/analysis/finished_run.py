@@ -23,6 +23,7 @@ from crmatch.predict.model import Model, load
 from crmatch.randomness import generator
 from crmatch.runs.experiment import load_run_data, weak_augmentation
 from crmatch.runs.record import RunRecord
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import setting_of
 
 BINS = 15
@@ -135,9 +136,9 @@ class FinishedRun(NamedTuple):
         return policy
 
 
-def open_run(path: Path | str, data_dir: Path | None = None) -> FinishedRun:
+def open_run(path: Path | str, workspace: Workspace | Path | None = None) -> FinishedRun:
     """The finished run in `path` with its model and its data, which must be those it was trained on."""
-    path = Path(path)
+    path, data_dir = Path(path), workspace.data_dir if isinstance(workspace, Workspace) else workspace
     model, record = load(path), read_record(path)
     data, split = load_run_data(record.spec, setting_of(record.spec, data_dir), data_dir)
     if data.train.fingerprint != record.data_fingerprint or list(data.train.class_names) != record.class_names:

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and the spec they stand for."""
+"""Arguments and options that several commands share, and the spec that they ask for."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ RecipeOption = Annotated[
     str | None,
     typer.Option("--recipe", help="paper, usb, original or quick (default: paper for the paper's data sets, else quick)."),
 ]
+OutOption = Annotated[Path, typer.Option("--out", help="Where runs are kept.")]
 DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where packed .npz sets lie (default: $CRMATCH_DATA or the cache).")
+    Path | None, typer.Option("--data-dir", help="Where packed .npz sets are kept (default: $CRMATCH_DATA or the cache).")
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key, e.g. method.threshold=0.9; repeatable.")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="JSON file with keys to change; --set comes after it.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="JSON file with keys to change; --set wins over it.")]
 StepsOption = Annotated[int | None, typer.Option("--steps", help="Length of the run; short for --set plan.steps=N.")]
-PolicyOption = Annotated[str | None, typer.Option("--policy", help="Strong policy: randaugment or ctaugment.")]
+PolicyOption = Annotated[str | None, typer.Option("--policy", help="Strong augmentation: randaugment or ctaugment.")]
 ImageSizeOption = Annotated[int | None, typer.Option("--image-size", help="Side of the training images in pixels.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+CompileOption = Annotated[
+    bool, typer.Option("--compile", help="Compile the network: takes a minute, may be faster, equal only up to rounding.")
+]
 RecomputeOption = Annotated[
     bool,
-    typer.Option(
-        "--recompute", help="Train in a fraction of the memory: keep little, compute it again; slower by about a third."
-    ),
+    typer.Option("--recompute", help="Recompute activations in the backward pass: a fraction of the memory, a third slower."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
@@ -81,7 +84,7 @@ def make_spec(
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Rows as a table, or as one JSON object."""
+    """Print rows as a table, or as one JSON object."""
     from crmatch.cli.display import print_table
 
     if as_json:
