@@ -12,16 +12,30 @@ from crmatch.augment.batches import Normalizer
 from crmatch.networks.network import Network
 
 BATCH = 512
+BINS = 15
+"""Number of equal bins of confidence in the calibration error and in reliability diagrams."""
 
 
 @torch.inference_mode()
-def predict_probabilities(network: Network, images: Tensor, normalizer: Normalizer) -> Tensor:
-    """Class probabilities (N, K) of unaugmented uint8 images (N, C, H, W), in eval mode."""
+def predict(network: Network, images: Tensor, normalizer: Normalizer) -> tuple[Tensor, Tensor]:
+    """Class probabilities (N, K) and pooled features (N, D) of unaugmented uint8 images (N, C, H, W), in eval mode.
+
+    The images pass through the network in batches; the feature maps of a batch are freed before the next one.
+    """
     was_training = network.training
     network.eval()
-    parts = [network(normalizer(part)).logits.softmax(dim=1) for part in torch.split(images, BATCH)]
+    probabilities, features = [], []
+    for part in torch.split(images, BATCH):
+        outputs = network(normalizer(part))
+        probabilities.append(outputs.logits.softmax(dim=1))
+        features.append(outputs.features)
     network.train(was_training)
-    return torch.cat(parts)
+    return torch.cat(probabilities), torch.cat(features)
+
+
+def predict_probabilities(network: Network, images: Tensor, normalizer: Normalizer) -> Tensor:
+    """Class probabilities (N, K) of unaugmented uint8 images (N, C, H, W), in eval mode."""
+    return predict(network, images, normalizer)[0]
 
 
 class Quality(NamedTuple):
@@ -29,9 +43,9 @@ class Quality(NamedTuple):
 
     Attributes:
         error: percent of images whose most probable class is wrong.
-        per_class: the same for each class; None where a class has no image.
-        confusion: counts, rows the true classes, columns the predicted ones.
-        calibration_error: expected calibration error in percent points (15 equal bins of confidence).
+        per_class: the same for each class; None for a class without images.
+        confusion: counts; rows are true classes, columns are predicted classes.
+        calibration_error: expected calibration error in percentage points (15 equal bins of confidence).
     """
 
     error: float
@@ -43,24 +57,37 @@ class Quality(NamedTuple):
 def measure(probabilities: Tensor, labels: Tensor) -> Quality:
     """Quality of `probabilities` (N, K) against `labels` (N,)."""
     classes = probabilities.shape[1]
-    confidence, predicted = probabilities.max(dim=1)
-    correct = predicted == labels
+    predicted = probabilities.argmax(dim=1)
     confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
     images, right = confusion.sum(dim=1).tolist(), confusion.diag().tolist()
+    bins = reliability(probabilities, labels)
     return Quality(
-        error=100 * int((~correct).sum()) / len(labels),
+        error=100 * int((predicted != labels).sum()) / len(labels),
         per_class=[100 * (n - hits) / n if n else None for n, hits in zip(images, right, strict=True)],
         confusion=confusion.tolist(),
-        calibration_error=_calibration_error(confidence, correct),
+        calibration_error=100 * sum(one.images * abs(one.accuracy - one.confidence) for one in bins) / len(labels),
     )
 
 
-def _calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> float:
-    """Sum over bins of (n_b / N) * |accuracy_b - mean confidence_b|, in percent points."""
-    which = (confidence * bins).long().clamp_max(bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64, device=confidence.device)
-    gap.index_add_(0, which, correct.double() - confidence.double())
-    return 100 * gap.abs().sum().item() / len(confidence)
+class Bin(NamedTuple):
+    """Images with a confidence in low..high: their number, mean confidence and accuracy (both 0 without images)."""
+
+    low: float
+    high: float
+    images: int
+    confidence: float
+    accuracy: float
+
+
+def reliability(probabilities: Tensor, labels: Tensor) -> list[Bin]:
+    """Confidence and accuracy in equal bins; sum_b (n_b / N) |accuracy_b - confidence_b| is the calibration error."""
+    confidence, predicted = probabilities.max(dim=1)
+    which = (confidence * BINS).long().clamp_max(BINS - 1)
+    images = torch.bincount(which, minlength=BINS)
+    zeros = torch.zeros(BINS, dtype=torch.float64, device=which.device)
+    sums = zeros.index_add(0, which, confidence.double()), zeros.index_add(0, which, (predicted == labels).double())
+    rows = zip(images.tolist(), *((total / images.clamp_min(1)).tolist() for total in sums), strict=True)
+    return [Bin(place / BINS, (place + 1) / BINS, *row) for place, row in enumerate(rows)]
 
 
 def pseudo_label_counts(predicted: Tensor, used: Tensor, truth: Tensor) -> dict[str, Tensor]:

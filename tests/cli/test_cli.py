@@ -69,7 +69,7 @@ def test_train_ends_with_error_and_directory_and_writes_everything(crmatch: Comm
     outcome = crmatch("train", *tiny(stripes, tmp_path / "runs"))
     assert outcome.code == 0
     assert "CR-Match on stripes@2, split 1, 6 labels: test error" in outcome.out
-    directory = Path(outcome.out.rpartition("Everything about it: ")[2].strip())
+    directory = Path(outcome.out.rpartition("Saved in ")[2].strip())
     names = {"spec.json", "split.json", "metrics.jsonl", "record.json", "model.safetensors", "config.json", "checkpoint"}
     assert names <= {file.name for file in directory.iterdir()}
     assert directory.parent.parent == tmp_path / "runs" / "stripes@2"
@@ -204,7 +204,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["show", "config", "digits@4", "--diff", "ubs"], 2, "Did you mean 'usb'?"),
     (["train", "cifar10@4"], 3, "no cifar10.npz"),
     (["train", "broken@4"], 3, "cannot be read as a packed set"),
-    (["evaluate", "/nowhere"], 3, "is no finished run"),
+    (["evaluate", "/nowhere"], 3, "/nowhere does not exist"),
 ]
 
 

@@ -110,8 +110,9 @@ def evaluate(
     from crmatch.analysis.finished_run import open_run
     from crmatch.cli.display import print_evaluation
     from crmatch.evaluation import measure
+    from crmatch.runs.workspace import Workspace
 
-    finished = open_run(run, data_dir)
+    finished = open_run(run, Workspace.at(data_dir=data_dir))
     test = finished.test
     quality = measure(finished.model.predict_probabilities(test.images), test.labels)
     if json_:
@@ -130,7 +131,7 @@ def _look_at_pictures(specs: list[RunSpec], data_dir: Path | None, recompute: bo
     spec = specs[0]
     if spec.data.folder is None:
         return
-    from crmatch.cli.display import PictureProgress
+    from crmatch.cli.display import Bar
     from crmatch.data.folder.preflight import preflight
     from crmatch.data.folder.scan import read_folder, scan_folder
     from crmatch.data.settings import default_data_dir
@@ -140,7 +141,7 @@ def _look_at_pictures(specs: list[RunSpec], data_dir: Path | None, recompute: bo
 
     labels_file = Path(spec.data.labels_file) if spec.data.labels_file else None
     index = scan_folder(Path(spec.data.folder), labels_file)
-    with PictureProgress(quiet) as progress:
+    with Bar("pictures", quiet) as progress:
         decoded = read_folder(index, spec.data.image_size, (data_dir or default_data_dir()) / "folders", progress)
     if not quiet:
         typer.echo("\n".join(preflight(index, decoded).lines()), err=True)

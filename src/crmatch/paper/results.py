@@ -17,11 +17,9 @@ from crmatch.atomic_files import read_json
 from crmatch.errors import DataError, RequestError
 from crmatch.paper.grid import Cell, Grid, name_row
 from crmatch.runs.directory import run_directory
-from crmatch.runs.record import RunRecord, parse_record
+from crmatch.runs.record import HEADLINES, RunRecord, parse_record
 from crmatch.spec.recipes import train_command
 from crmatch.spec.run_spec import RunSpec, differences
-
-HEADLINES = {"last": "final model", "median_last_20": "median of the last 20 evaluations"}
 
 
 class Run(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from crmatch.methods import METHODS
-from crmatch.runs.record import RunRecord
+from crmatch.runs.record import HEADLINES, RunRecord
 
 MOST_CLASSES = 50
 """Classes beyond this number are counted, not listed."""
@@ -52,8 +52,7 @@ def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
 def _quality(record: RunRecord) -> str:
     if record.error is None:
         return "not measured: there was no test set"
-    rule = "median of the last 20 evaluations" if record.spec.headline == "median_last_20" else "final model"
-    return f"{record.error:.2f} % on n = {record.test_images:,} test images ({rule})"
+    return f"{record.error:.2f} % on n = {record.test_images:,} test images ({HEADLINES[record.spec.headline]})"
 
 
 def _classes(record: RunRecord) -> list[str]:

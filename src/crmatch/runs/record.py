@@ -14,6 +14,8 @@ from crmatch.spec.run_spec import RunSpec
 from crmatch.strict_model import StrictModel
 
 MEDIAN_OF = 20
+HEADLINES = {"last": "final model", "median_last_20": f"median of the last {MEDIAN_OF} evaluations"}
+"""In words, which error `spec.headline` selects."""
 
 
 class Errors(StrictModel):
