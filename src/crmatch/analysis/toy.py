@@ -8,7 +8,7 @@ package's own losses, L_S + L_PseudoLabel + L_Dist of Eqs. (2) and (4).
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -47,25 +47,15 @@ class Toy(NamedTuple):
 
 
 class _Network(NamedTuple):
-    """Weights and biases of the hidden layer, the feature layer and the classifier, and the projection z."""
+    """Weights and biases of two layers and of the classifier, and the projection z."""
 
     hidden: Tensor
-    hidden_bias: Tensor
     feature: Tensor
-    feature_bias: Tensor
     classifier: Tensor
-    classifier_bias: Tensor
     projection: Tensor
-
-    @classmethod
-    def initial(cls, seed: int) -> Self:
-        random = generator(seed, "toy/init")
-        shapes = ((WIDTH, 2), (2, WIDTH), (2, 2), (2, 2))
-        weights = [torch.randn(shape, generator=random, dtype=torch.float64) for shape in shapes]
-        hidden, feature, classifier, projection = (one / math.sqrt(one.shape[1]) for one in weights)
-        biases = [torch.zeros(len(one), dtype=torch.float64) for one in (hidden, feature, classifier)]
-        parameters = (hidden, biases[0], feature, biases[1], classifier, biases[2], projection)
-        return cls(*(one.requires_grad_() for one in parameters))
+    hidden_bias: Tensor
+    feature_bias: Tensor
+    classifier_bias: Tensor
 
     def features(self, points: Tensor) -> Tensor:
         """(N, 2) points to (N, 2) features."""
@@ -75,20 +65,26 @@ class _Network(NamedTuple):
         return features @ self.classifier.mT + self.classifier_bias
 
 
+def _initial(seed: int) -> _Network:
+    random = generator(seed, "toy/init")
+    shapes = ((WIDTH, 2), (2, WIDTH), (2, 2), (2, 2))
+    weights = [torch.randn(shape, generator=random, dtype=torch.float64) / math.sqrt(shape[1]) for shape in shapes]
+    biases = [torch.zeros(len(one), dtype=torch.float64) for one in weights[:3]]
+    return _Network(*(one.requires_grad_() for one in (*weights, *biases)))
+
+
 def train_toy(mode: Mode, seed: int = 0) -> Toy:
     """Train the toy network; all modes see the same points, initial weights and noise."""
     labeled, labels = _moons(LABELED, seed, "labeled")
     unlabeled, truth = _moons(UNLABELED, seed, "unlabeled")
-    network = _Network.initial(seed)
+    network = _initial(seed)
     velocity = [torch.zeros_like(one) for one in network]
     for step in range(STEPS):
         noise = generator(seed, "toy/noise", step)
-        views = (
-            _noisy(labeled, WEAK_NOISE, noise),
-            _noisy(unlabeled, WEAK_NOISE, noise),
-            _noisy(unlabeled, STRONG_NOISE, noise),
-        )
-        gradients = torch.autograd.grad(_loss(network, views, labels, mode), network, allow_unused=True)
+        # The labeled points, and weak and strong views of the unlabeled ones.
+        inputs = ((labeled, WEAK_NOISE), (unlabeled, WEAK_NOISE), (unlabeled, STRONG_NOISE))
+        loss = _loss(network, [_noisy(points, size, noise) for points, size in inputs], labels, mode)
+        gradients = torch.autograd.grad(loss, network, allow_unused=True)
         rate = RATE * math.cos(7 * math.pi * step / (16 * STEPS))
         for one, speed, gradient in zip(network, velocity, gradients, strict=True):
             speed.mul_(MOMENTUM).add_(0 if gradient is None else gradient)
@@ -96,26 +92,26 @@ def train_toy(mode: Mode, seed: int = 0) -> Toy:
     return _result(network, unlabeled, truth, seed)
 
 
-def _loss(network: _Network, views: tuple[Tensor, Tensor, Tensor], labels: Tensor, mode: Mode) -> Tensor:
-    features = [network.features(view) for view in views]  # labeled, weak, strong
-    logits = [network.logits(part) for part in features]
-    confidence, pseudo_labels = logits[1].detach().softmax(dim=1).max(dim=1)
+def _loss(network: _Network, views: list[Tensor], labels: Tensor, mode: Mode) -> Tensor:
+    features = [network.features(view) for view in views]
+    logits, weak_logits, strong_logits = (network.logits(part) for part in features)
+    confidence, pseudo_labels = weak_logits.detach().softmax(dim=1).max(dim=1)
     confident = confidence > THRESHOLD
-    total = cross_entropy(logits[0], labels).mean() + masked_mean(cross_entropy(logits[2], pseudo_labels), confident)
+    total = cross_entropy(logits, labels).mean() + masked_mean(cross_entropy(strong_logits, pseudo_labels), confident)
     if mode == "none":
         return total
     weak, strong = (part @ network.projection.mT for part in features[1:])
     return total + masked_mean(feature_distance(strong, weak, "cosine", DIRECTIONS[mode]), confident)
 
 
+@torch.no_grad()
 def _result(network: _Network, unlabeled: Tensor, truth: Tensor, seed: int) -> Toy:
     test, classes = _moons(TEST, seed, "test")
     noise = generator(seed, "toy/shown")
-    with torch.no_grad():
-        wrong = network.logits(network.features(test)).argmax(dim=1) != classes
-        weak, strong = (network.features(_noisy(unlabeled, size, noise)) for size in (WEAK_NOISE, STRONG_NOISE))
-        weights, bias = network.classifier, network.classifier_bias
-        boundary = torch.cat([weights[1] - weights[0], (bias[1] - bias[0])[None]])
+    wrong = network.logits(network.features(test)).argmax(dim=1) != classes
+    weak, strong = (network.features(_noisy(unlabeled, size, noise)) for size in (WEAK_NOISE, STRONG_NOISE))
+    weights, bias = network.classifier, network.classifier_bias
+    boundary = torch.cat([weights[1] - weights[0], (bias[1] - bias[0])[None]])
     return Toy(weak.numpy(), strong.numpy(), truth.numpy(), boundary.numpy(), 100 * wrong.double().mean().item())
 
 
