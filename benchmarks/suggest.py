@@ -21,6 +21,7 @@ from crmatch.predict.label_suggestions import read_run, suggest
 from crmatch.randomness import generator
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe, setting_of
 from crmatch.spec.run_spec import replace
 
@@ -52,8 +53,8 @@ def write_labels(path: Path, rows: list[int], labels: torch.Tensor, names: tuple
 def one_split(setting: str, split: int, count: int, steps: int | None, out: Path) -> dict[str, float]:
     """Errors without more labels, with suggested ones, and with random ones (mean over draws)."""
     before, directory = trained(setting, split, steps, out)
-    reviewed = read_run(directory)
-    train, rows = reviewed.train, reviewed.beliefs.rows
+    reviewed = read_run(directory, Workspace.at(out))
+    train, rows = reviewed.run.data.train, reviewed.scores.rows
     folder = out / "labels" / f"split{split}"
     chosen = [item.row for item in suggest(reviewed, count)]
     file = write_labels(folder / "suggested.csv", chosen, train.labels, train.class_names)

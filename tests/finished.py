@@ -12,14 +12,12 @@ HOSTILE_NAMES = ("<script>alert(1)</script>", 'salt & "pepper" \'n', "Größe $x
 
 def train_tiny(out: Path, data_dir: Path, method: str = "crmatch", **changes: Any) -> Path:
     """Train 20 steps on stripes; returns the run's directory."""
-    from crmatch.runs.directory import run_directory
     from crmatch.runs.run import run
     from crmatch.runs.workspace import Workspace
-    from crmatch.spec.recipes import setting_of
 
     spec = tiny_spec(data_dir, method, **changes)
-    run(spec, Workspace.at(out, data_dir))
-    return run_directory(out, spec, setting_of(spec, data_dir)).path
+    run(spec, out, data_dir=data_dir, device="cpu")
+    return Workspace(out, data_dir).run_directory(spec).path
 
 
 def stripes_in(folder: Path, **changes: Any) -> Path:

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import Outcome
+from conftest import Outcome, Trained
 from crmatch.analysis import toy
 from crmatch.analysis.curves import class_spread, find_runs, read_record, summarize, threshold_curve
 from crmatch.analysis.embedding import embed
-from crmatch.errors import CRMatchError, DataError, RequestError
+from crmatch.errors import DataError, RequestError
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import replace
-from finished import stripes_in, train_tiny
+from finished import train_tiny
 
 Command = Callable[..., Outcome]
 
 
-def test_curves_are_those_of_the_metrics(crmatch: Command, trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_curves_are_those_of_the_metrics(crmatch: Command, trained: Trained, tmp_path: Path) -> None:
     run = trained[0]
     answer = json.loads(crmatch("figure", "curves", run, "--out", tmp_path / "c.png", "--json").out)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -37,7 +38,7 @@ def test_a_run_without_pseudo_labels_has_no_curves(crmatch: Command, stripes: Pa
     assert "has no pseudo-label curves" in outcome.err
 
 
-def test_error_over_threshold_is_grouped_over_splits(trained: tuple[Path, Path]) -> None:
+def test_error_over_threshold_is_grouped_over_splits(trained: Trained) -> None:
     record = read_record(trained[0])
 
     def changed(error: float, **keys: object) -> object:
@@ -57,43 +58,39 @@ def test_error_over_threshold_is_grouped_over_splits(trained: tuple[Path, Path])
         threshold_curve([*records, changed(1.0, **{"plan.steps": 21})])
 
 
-def test_the_threshold_figure_is_drawn(crmatch: Command, trained: tuple[Path, Path], tmp_path: Path) -> None:
-    outcome = crmatch("figure", "threshold", trained[0], "--out", tmp_path / "deep" / "t.svg")
+def test_the_threshold_figure_is_drawn_in_a_known_format_only(crmatch: Command, trained: Trained, tmp_path: Path) -> None:
+    outcome = crmatch("figure", "threshold", trained.run, "--out", tmp_path / "deep" / "t.svg")
     assert outcome.code == 0, outcome.err
     assert "<svg" in (tmp_path / "deep" / "t.svg").read_text()
-
-
-def test_an_unknown_format_is_refused(crmatch: Command, trained: tuple[Path, Path], tmp_path: Path) -> None:
-    outcome = crmatch("figure", "threshold", trained[0], "--out", tmp_path / "t.xyz")
+    outcome = crmatch("figure", "threshold", trained.run, "--out", tmp_path / "t.xyz")
     assert outcome.code == 2
     assert "Use .png, .svg or .pdf" in outcome.err
 
 
-def test_tsne_shows_the_same_unlabeled_images_for_all_models(
-    crmatch: Command, trained: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_tsne_shows_the_same_unlabeled_images_for_all_models(crmatch: Command, trained: Trained, tmp_path: Path) -> None:
     run, data_dir = trained
     out = tmp_path / "t.png"
     answer = json.loads(crmatch("figure", "tsne", run, run, "--data-dir", data_dir, "--out", out, "--json").out)
     assert answer["images"] == 30
     assert out.stat().st_size > 1000
-    two = embed([run, run], ["stripe 2", "stripe 0"], data_dir=data_dir)
+    workspace = Workspace.at(data_dir=data_dir)
+    two = embed([run, run], workspace, ["stripe 2", "stripe 0"])
     assert np.array_equal(two.points[0], two.points[1])
     assert np.bincount(two.labels).tolist() == [10, 10]
     assert two.class_names == ["stripe 2", "stripe 0"]
     with pytest.raises(RequestError, match="Did you mean 'stripe 1'"):
-        embed([run], ["strip 1"], data_dir=data_dir)
+        embed([run], workspace, ["strip 1"])
 
 
-def test_models_of_other_images_are_not_compared(trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_models_with_other_unlabeled_images_are_not_compared(trained: Trained, tmp_path: Path) -> None:
     run, data_dir = trained
     other = train_tiny(tmp_path / "runs", data_dir, split=2)
     with pytest.raises(RequestError, match="other unlabeled images"):
-        embed([run, other], data_dir=data_dir)
+        embed([run, other], Workspace.at(data_dir=data_dir))
 
 
-def test_the_toy_is_pulled_and_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weak and strong features of a point lie closer when pulled than when pushed, relative to the size of the whole."""
+def test_the_toys_features_are_pulled_together_and_pushed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weak and strong features of a point are closer when pulled than when pushed, relative to the spread of all."""
     monkeypatch.setattr(toy, "STEPS", 250)
 
     def distance(mode: toy.Mode) -> float:
@@ -107,12 +104,11 @@ def test_the_toy_is_pulled_and_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same.error < 50
 
 
-def test_the_toys_boundary_is_where_its_classes_are_equally_probable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_toys_boundary_separates_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toy, "STEPS", 60)
     trained = toy.train_toy("none")
     side = trained.weak @ trained.boundary[:2] + trained.boundary[2]
-    agreement = np.mean((side > 0) == (trained.labels == 1))
-    assert agreement > 0.6
+    assert np.mean((side > 0) == (trained.labels == 1)) > 0.6
 
 
 def test_the_teaser_is_drawn(crmatch: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,10 +125,10 @@ def test_spread_over_classes_is_that_of_a_population() -> None:
     assert summarize([3.0]) == (3.0, 0.0, 1)
 
 
-def test_runs_are_found_below_directories_each_once(trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_runs_are_found_below_directories_each_once(trained: Trained, tmp_path: Path) -> None:
     run = trained[0]
     assert find_runs([run.parent.parent, run]) == [run]
     with pytest.raises(DataError, match="no finished run"):
         find_runs([tmp_path])
-    with pytest.raises(CRMatchError, match="no finished run"):
-        read_record(stripes_in(tmp_path / "data"))
+    with pytest.raises(DataError, match="not a finished run"):
+        read_record(tmp_path)

@@ -1,28 +1,37 @@
-"""The probe: torchvision's transformations pixel by pixel, the machine against a loop, and both ends of its scale."""
+"""The probe: torchvision's transformations pixel by pixel, the SVM against a loop, and both ends of its scale."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from conftest import Outcome
-from crmatch.analysis import probe as svm
-from crmatch.analysis.probe import STRONG_AGAINST_WEAK, TRANSFORMATIONS, Task, _unchanged, probe, probe_task, training_images
+from conftest import Outcome, Trained
+from crmatch.analysis.probe import (
+    EPOCHS,
+    STRONG_AGAINST_WEAK,
+    TRANSFORMATIONS,
+    Task,
+    _unchanged,
+    probe,
+    probe_task,
+    svm_error,
+    train_svm,
+    training_images,
+)
+from crmatch.runs.workspace import Workspace
 
 Command = Callable[..., Outcome]
 
 
 def noise(count: int, channels: int = 3, height: int = 20, width: int = 16) -> torch.Tensor:
-    return torch.randint(
-        40, 256, (count, channels, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    shape, random = (count, channels, height, width), torch.Generator().manual_seed(0)
+    return torch.randint(40, 256, shape, dtype=torch.uint8, generator=random)
 
 
 def affine(image: torch.Tensor, angle: float, move: tuple[int, int], scale: float) -> np.ndarray:
@@ -60,14 +69,14 @@ def test_scalings_and_rotations_equal_pillow() -> None:
         assert np.array_equal(turned[row].permute(1, 2, 0).numpy(), np.asarray(picture.rotate(-30 + 60 * value)))
 
 
-def test_the_machine_follows_a_loop_over_single_samples() -> None:
+def test_the_svm_follows_a_loop_over_single_samples() -> None:
     random = np.random.default_rng(0)
     features, classes = random.normal(size=(150, 5)), random.choice([-1.0, 1.0], 150)
 
     def generator(epoch: int) -> torch.Generator:
         return torch.Generator().manual_seed(epoch)
 
-    machine = svm.train_svm(lambda epoch: svm.Samples(features + epoch, classes), generator, epochs=4)
+    found, found_bias = train_svm(lambda epoch: (features + epoch, classes), generator, epochs=4)
     weights, bias, speed, bias_speed, step = np.zeros(5), 0.0, np.zeros(5), 0.0, 0
     for epoch in range(4):
         order = torch.randperm(150, generator=generator(epoch)).tolist()
@@ -80,17 +89,16 @@ def test_the_machine_follows_a_loop_over_single_samples() -> None:
             speed, bias_speed = 0.9 * speed + gradient, 0.9 * bias_speed + bias_gradient
             rate = 0.001 * (1 + math.cos(math.pi * step / 12)) / 2
             weights, bias, step = weights - rate * speed, bias - rate * bias_speed, step + 1
-    assert machine.weights == pytest.approx(weights, rel=1e-12)
-    assert machine.bias == pytest.approx(bias, rel=1e-12)
+    assert found == pytest.approx(weights, rel=1e-12)
+    assert found_bias == pytest.approx(bias, rel=1e-12)
 
 
 def test_the_error_counts_samples_on_the_wrong_side() -> None:
-    machine = svm.SVM(np.array([1.0, 0.0]), -1.0)
-    samples = svm.Samples(np.array([[2.0, 0], [0, 0], [3, 9], [1, 0]]), np.array([1.0, -1.0, -1.0, 1.0]))
-    assert machine.error(samples) == 50.0
+    features, classes = np.array([[2.0, 0], [0, 0], [3, 9], [1, 0]]), np.array([1.0, -1.0, -1.0, 1.0])
+    assert svm_error(np.array([1.0, 0.0]), -1.0, features, classes) == 50.0
 
 
-def test_features_that_keep_a_scaling_betray_it_and_others_do_not() -> None:
+def test_the_error_is_near_0_for_features_that_show_a_scaling_and_near_50_for_others() -> None:
     images = noise(2000, channels=1, height=16)
     task = Task(_unchanged, TRANSFORMATIONS["scaling"])
 
@@ -99,7 +107,7 @@ def test_features_that_keep_a_scaling_betray_it_and_others_do_not() -> None:
         return part[:, 0, 0].float()
 
     def blind(part: torch.Tensor) -> torch.Tensor:
-        """Features that know nothing of the images."""
+        """Features that do not depend on the images."""
         return torch.randn(len(part), 6, generator=torch.Generator().manual_seed(int(part.sum())))
 
     kept, hidden = (probe_task("scaling", task, images, features, repeats=1) for features in (frame, blind))
@@ -117,26 +125,26 @@ def test_every_epoch_has_new_draws_and_repeats_have_their_own_splits() -> None:
         return part.flatten(1).float()
 
     probe_task("rotation", Task(_unchanged, TRANSFORMATIONS["rotation"]), images, features, repeats=2)
-    assert len(seen) == 2 * (1 + svm.EPOCHS + 2)  # plain once, transformed in every epoch, two to judge
-    assert len(set(seen)) > 2 * svm.EPOCHS
+    assert len(seen) == 2 * (1 + EPOCHS + 2)  # plain once, transformed in every epoch, two for the error
+    assert len(set(seen)) > 2 * EPOCHS
 
 
 def test_a_fifth_of_a_small_test_set_trains() -> None:
     assert [training_images(count) for count in (10_000, 2000, 1999, 500)] == [1000, 1000, 399, 100]
 
 
-def test_the_command_measures_all_five_and_repeats_to_the_digit(crmatch: Command, trained: tuple[Path, Path]) -> None:
+def test_the_command_measures_all_five_and_repeats_to_the_digit(crmatch: Command, trained: Trained) -> None:
     run, data_dir = trained
     outcome = crmatch("probe", run, "--data-dir", data_dir, "--repeats", 2, "--json")
     assert outcome.code == 0, outcome.err
     answer = json.loads(outcome.out)
     assert list(answer) == ["run", *TRANSFORMATIONS, STRONG_AGAINST_WEAK]
-    again = probe(run, repeats=2, data_dir=data_dir)
+    again = probe(run, Workspace.at(data_dir=data_dir), repeats=2)
     assert {name: summary._asdict() for name, summary in again.items()} == {k: v for k, v in answer.items() if k != "run"}
     assert all(0 <= summary.mean <= 100 and summary.n == 2 for summary in again.values())
 
 
-def test_no_repeats_are_refused(crmatch: Command, trained: tuple[Path, Path]) -> None:
+def test_no_repeats_are_refused(crmatch: Command, trained: Trained) -> None:
     outcome = crmatch("probe", trained[0], "--repeats", 0)
     assert outcome.code == 2
     assert "--repeats must be 1 or more" in outcome.err

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import Outcome
-from crmatch.analysis.finished_run import draws, open_run, pooled_features
+from conftest import Outcome, Trained
+from crmatch.analysis.finished_run import draws, open_run
 from crmatch.analysis.similarities import compare
+from crmatch.errors import DataError
+from crmatch.runs.workspace import Workspace
+from finished import stripes_in
 
 Command = Callable[..., Outcome]
 
@@ -35,30 +38,18 @@ def test_similarities_equal_loops_over_images() -> None:
         assert summary.n == 9
 
 
-def test_the_command_compares_the_runs_own_views(crmatch: Command, trained: tuple[Path, Path]) -> None:
+def test_the_command_compares_the_runs_own_views(crmatch: Command, trained: Trained) -> None:
     run, data_dir = trained
     answer = json.loads(crmatch("distances", run, "--data-dir", data_dir, "--json").out)
-    finished = open_run(run, data_dir)
-    images = finished.test.images
-    weak = finished.weak(images, draws(0, "similarities/weak"))
-    expected = loop(pooled_features(finished.model, weak), pooled_features(finished.model, images))
+    finished = open_run(run, Workspace.at(data_dir=data_dir))
+    images, features = finished.test.images, finished.model.features
+    expected = loop(features(finished.weak(images, draws(0, "similarities/weak"))), features(images))
     assert (answer["weak-original"]["mean"], answer["weak-original"]["std"]) == pytest.approx(expected, rel=1e-5)
     table = crmatch("distances", run, "--data-dir", data_dir).out
     assert "strong-original" in table
     assert "±" in table
 
 
-def test_a_learning_policy_comes_back_with_what_it_learned(tmp_path: Path, stripes: Path) -> None:
-    from finished import train_tiny
-
-    run = train_tiny(tmp_path / "runs", stripes, "fixmatch", **{"augmentation.policy": "ctaugment"})
-    finished = open_run(run, stripes)
-    assert finished.policy().rates() == finished.record.policy
-
-
-def test_changed_data_are_refused(trained: tuple[Path, Path], tmp_path: Path) -> None:
-    from crmatch.errors import DataError
-    from finished import stripes_in
-
+def test_changed_data_are_refused(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="changed since it was trained"):
-        open_run(trained[0], stripes_in(tmp_path / "other", per_class=13))
+        open_run(trained.run, Workspace(tmp_path, stripes_in(tmp_path / "other", per_class=13)))

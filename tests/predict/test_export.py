@@ -1,4 +1,4 @@
-"""Exported models answer as the model does."""
+"""Exported models predict what the model predicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_exports_agree_with_the_model_on_500_real_images(digits_run: Path, tmp_p
     assert export_model(model, form, tmp_path / "model", resize(test.images, model.image_size)) < 1e-4
 
 
-def test_the_commands_write_and_say_how_far_off(crmatch: Callable[..., Outcome], digits_run: Path, tmp_path: Path) -> None:
+def test_the_command_says_how_exact_the_export_is(crmatch: Callable[..., Outcome], digits_run: Path, tmp_path: Path) -> None:
     outcome = crmatch("export", digits_run, "--format", "torch", "--out", tmp_path / "model.pt2")
     assert outcome.code == 0, outcome.err
     assert "largest difference" in outcome.out
@@ -36,7 +36,7 @@ def test_the_commands_write_and_say_how_far_off(crmatch: Callable[..., Outcome],
     assert program(torch.zeros(3, 1, 16, 16, dtype=torch.uint8)).sum(dim=1).tolist() == pytest.approx([1, 1, 1])
 
 
-def test_the_model_card_says_data_method_error_and_n(digits_run: Path) -> None:
+def test_the_model_card_names_data_method_error_and_n(digits_run: Path) -> None:
     card = (digits_run / "README.md").read_text()
     for words in ("CR-Match", "digits@4: 40 labeled, 1,257 unlabeled images", "n = 500 test images", "arXiv 2112.05825"):
         assert words in card

@@ -25,21 +25,18 @@ def test_the_gallery_shows_all_four_figures(crmatch: Command, stripes: Path, tmp
         assert picture.height > (14 + 6 + 6 + 2) * gallery.TILE
 
 
-def test_a_picture_of_ones_own_is_shown(crmatch: Command, tmp_path: Path) -> None:
+def test_a_picture_file_is_shown_and_any_other_file_refused(crmatch: Command, tmp_path: Path) -> None:
     file = tmp_path / "photo.jpg"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)).save(file)
     assert crmatch("show", "augmentations", "--image", file, "--out", tmp_path / "g.png").code == 0
     assert gallery.read_picture(file).shape == (1, 3, 96, 96)
-
-
-def test_what_is_no_picture_is_a_data_error(crmatch: Command, tmp_path: Path) -> None:
-    (tmp_path / "photo.jpg").write_text("no picture")
-    outcome = crmatch("show", "augmentations", "--image", tmp_path / "photo.jpg", "--out", tmp_path / "g.png")
+    file.write_text("no picture")
+    outcome = crmatch("show", "augmentations", "--image", file, "--out", tmp_path / "g.png")
     assert outcome.code == 3
-    assert "cannot be read as a picture" in outcome.err
+    assert "photo.jpg cannot be read" in outcome.err
 
 
-def test_the_table_is_the_papers(crmatch: Command) -> None:
+def test_the_table_is_the_papers_and_an_unknown_variant_is_refused(crmatch: Command) -> None:
     rows = json.loads(crmatch("show", "augmentations", "--table", "--json").out)["rows"]
     ranges = {row["transformation"]: row["range"] for row in rows}
     assert ranges == {
@@ -49,17 +46,14 @@ def test_the_table_is_the_papers(crmatch: Command) -> None:
         "translate_x": "[-0.3, 0.3]", "translate_y": "[-0.3, 0.3]",
     }  # fmt: skip
     assert "Inverts all pixels" in crmatch("show", "augmentations", "--table").out
-
-
-def test_an_unknown_variant_is_refused(crmatch: Command) -> None:
     outcome = crmatch("show", "augmentations", "--variant", "gogle", "--table")
     assert outcome.code == 2
     assert "Did you mean 'google'?" in outcome.err
 
 
 @pytest.mark.parametrize("mirror", [True, False])
-def test_weak_examples_mirror_only_where_the_set_allows(mirror: bool) -> None:
+def test_weak_examples_mirror_only_if_the_set_allows_it(mirror: bool) -> None:
     ramp = torch.arange(0, 160, 10, dtype=torch.uint8).repeat(1, 3, 16, 1)
-    views = gallery._views(ramp.expand(60, -1, -1, -1), mirror, "paper", 0, strong=False)
+    views = gallery._views(ramp.expand(60, -1, -1, -1), mirror, "paper", strong=False)
     mirrored = int((views[:, 0, 8, 12] < views[:, 0, 8, 4]).sum())
     assert mirrored == 0 if not mirror else 15 < mirrored < 45

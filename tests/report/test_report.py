@@ -1,10 +1,11 @@
-"""The report page: numbers as in the records, names escaped, small, whole without data or curves."""
+"""The report page: numbers as in the records, names escaped, small, complete without data or curves."""
 
 from __future__ import annotations
 
 import html
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from PIL import Image
 
 from conftest import Outcome, Trained
 from crmatch.analysis.curves import read_record
-from crmatch.analysis.finished_run import confident_mistakes, least_certain, reliability
 from crmatch.data.settings import parse_setting
-from crmatch.evaluation import measure
+from crmatch.evaluation import measure, reliability
 from crmatch.report.charts import Series, line_chart, round_marks
 from crmatch.report.page import find_baseline, spec_rows
-from crmatch.spec.recipes import recipe
+from crmatch.report.pictures import confident_mistakes, least_certain
+from crmatch.spec.recipes import recipe, setting_of, train_command
 from finished import HOSTILE_NAMES, stripes_in, train_tiny
 
 Command = Callable[..., Outcome]
@@ -60,7 +61,7 @@ def test_the_supervised_run_beside_it_is_found_and_compared(crmatch: Command, tm
     assert find_baseline(alone, baseline, {ours: record}) is None
     page = write(crmatch, tmp_path / "r.html", ours, "--data-dir", stripes)
     assert f"<b>{baseline.error:.2f} %</b>" in page
-    assert f"by {abs(baseline.error - record.error):.2f} points against the 6 labels alone" in page
+    assert f"by {abs(baseline.error - record.error):.2f} percentage points compared with the 6 labels alone" in page
     shorter = {path: one for path in (tmp_path / "runs").rglob("split1-seed0") if (one := read_record(path)).steps == 10}
     other = find_baseline(tmp_path / "elsewhere" / "a" / "b", record, shorter)
     assert other is not None
@@ -73,24 +74,19 @@ def test_many_runs_are_compared_and_all_below_a_directory_are_found(
     for method in ("crmatch", "supervised"):
         train_tiny(tmp_path / "runs", stripes, method)
     monkeypatch.chdir(tmp_path)
-    outcome = crmatch("report", "--data-dir", stripes, "--json")
-    answer = json.loads(outcome.out)
-    assert answer["report"] == "report.html"
-    assert len(answer["runs"]) == 2
+    answer = json.loads(crmatch("report", "--data-dir", stripes, "--json").out)
+    assert (answer["report"], len(answer["runs"])) == ("report.html", 2)
     page = Path("report.html").read_text()
     assert "2 runs" in page
-    for number in (1, 2):
-        assert f'href="#run-{number}"' in page
-        assert f'id="run-{number}"' in page
+    assert all(f'href="#run-{number}"' in page and f'id="run-{number}"' in page for number in (1, 2))
 
 
 def test_hostile_class_names_and_paths_are_text(crmatch: Command, tmp_path: Path) -> None:
     data_dir = stripes_in(tmp_path / "data", class_names=np.array(HOSTILE_NAMES))
     run = train_tiny(tmp_path / 'a <b onclick="x">&\'ü', data_dir)
     page = write(crmatch, tmp_path / "r.html", run, "--data-dir", data_dir)
-    for name in HOSTILE_NAMES:
+    for name in (*HOSTILE_NAMES, str(run)):
         assert html.escape(name).replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in page
-    assert html.escape(str(run)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in page
     assert "<script" not in page
     assert "<b onclick" not in page
 
@@ -102,6 +98,7 @@ def test_a_run_whose_data_are_gone_still_has_its_page(crmatch: Command, trained:
     assert "Test error" in page
 
 
+@pytest.mark.process
 def test_a_run_without_a_test_set_shows_its_least_certain_unlabeled_images(crmatch: Command, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     folder = tmp_path / "my photos"
@@ -124,10 +121,8 @@ def test_many_classes_become_a_picture_and_the_page_stays_small(crmatch: Command
     assert len(page) < 1_000_000
 
 
-def test_a_digits_page_is_below_three_megabytes(crmatch: Command, tmp_path: Path) -> None:
-    tiny = {"plan.steps": 4, "plan.labeled_batch_size": 10, "plan.unlabeled_batch_size": 20}
-    run = train_tiny(tmp_path / "runs", tmp_path, "fixmatch", setting="digits@4", **tiny)
-    page = write(crmatch, tmp_path / "r.html", run)
+def test_a_digits_page_is_below_three_megabytes(crmatch: Command, digits_run: Path, tmp_path: Path) -> None:
+    page = write(crmatch, tmp_path / "r.html", digits_run)
     assert "Most confident mistakes" in page
     assert len(page.encode()) < 3_000_000
 
@@ -141,7 +136,7 @@ def test_wrong_requests_are_answered_in_two_lines(crmatch: Command, trained: Tra
     assert "is a directory" in directory.err
 
 
-def test_keys_unlike_the_papers_recipe_are_marked() -> None:
+def test_keys_that_differ_from_the_papers_recipe_are_marked() -> None:
     setting = parse_setting("cifar10@4")
     assert all(row.paper is None for row in spec_rows(recipe(setting, "crmatch", "paper"), setting))
     marked = {row.name: (row.value, row.paper) for row in spec_rows(recipe(setting, "crmatch", "quick"), setting) if row.paper}
@@ -150,10 +145,6 @@ def test_keys_unlike_the_papers_recipe_are_marked() -> None:
 
 
 def test_the_command_of_a_run_makes_its_spec(crmatch: Command, trained: Trained) -> None:
-    import shlex
-
-    from crmatch.spec.recipes import setting_of, train_command
-
     spec = read_record(trained.run).spec
     words = shlex.split(train_command(spec, setting_of(spec, trained.data_dir)))
     assert words[:2] == ["crmatch", "train"]
@@ -162,17 +153,15 @@ def test_the_command_of_a_run_makes_its_spec(crmatch: Command, trained: Trained)
     assert json.loads(outcome.out) == spec.to_json()
 
 
-def test_mistakes_doubts_and_reliability_equal_loops() -> None:
+def test_mistakes_uncertain_images_and_reliability_equal_loops() -> None:
     random = np.random.default_rng(0)
     probabilities, labels = torch.from_numpy(random.dirichlet([0.4] * 4, 200)), torch.from_numpy(random.integers(0, 4, 200))
     wrong = sorted(
         (-float(row.max()), place) for place, row in enumerate(probabilities) if int(row.argmax()) != int(labels[place])
     )
-    assert [one.row for one in confident_mistakes(probabilities, labels, 7)] == [place for _, place in wrong[:7]]
-    doubts = sorted((float(row.max()), place) for place, row in enumerate(probabilities))
-    found = least_certain(probabilities, labels, 5)
-    assert [one.row for one in found] == [place for _, place in doubts[:5]]
-    assert all(one.second == int(probabilities[one.row].argsort()[-2]) for one in found)
+    assert confident_mistakes(probabilities, labels, 7).tolist() == [place for _, place in wrong[:7]]
+    uncertain = sorted((float(row.max()), place) for place, row in enumerate(probabilities))
+    assert least_certain(probabilities, 5).tolist() == [place for _, place in uncertain[:5]]
     bins = reliability(probabilities, labels)
     assert sum(one.images for one in bins) == 200
     error = sum(one.images / 200 * abs(one.accuracy - one.confidence) for one in bins)
@@ -200,7 +189,7 @@ def contrast(first: str, second: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_text_and_lines_stand_out_from_their_ground(theme: int) -> None:
+def test_text_and_lines_contrast_with_their_background(theme: int) -> None:
     blocks = re.findall(r":root \{(.*?)\}", CSS.read_text(), re.DOTALL)
     colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[theme]))
     for name in ("ink", "soft", *(f"c{number}" for number in range(1, 9))):

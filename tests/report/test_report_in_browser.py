@@ -1,35 +1,27 @@
-"""The report in a real browser: nothing is asked from the network, nothing complains, nothing sticks out."""
+"""The report in a real browser: no request to the network, no error, no overflow."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from chromium import chromium
 
 from crmatch.report.page import write_report
+from crmatch.runs.workspace import Workspace
 from finished import HOSTILE_NAMES, stripes_in, train_tiny
 
-BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install -e '.[dev]'")
-    if not BROWSER or not DRIVER:
-        pytest.skip("no Chromium: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +31,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     long_name = f"{HOSTILE_NAMES[0]}{'x' * 80}"
     data_dir = stripes_in(folder / "data", class_names=np.array([long_name, *HOSTILE_NAMES[1:]]))
     runs = [train_tiny(folder / "runs <i>&ü", data_dir, method) for method in ("crmatch", "supervised")]
-    write_report(runs, folder / "report & <page>.html", "crmatch report 'x'", data_dir)
+    write_report(runs, folder / "report & <page>.html", "crmatch report 'x'", Workspace(folder, data_dir))
     return folder / "report & <page>.html"
 
 
@@ -51,7 +43,7 @@ def show(browser: Any, page: Path, width: int, theme: str) -> None:
     browser.get(page.as_uri())
 
 
-def test_the_page_asks_for_nothing_and_nothing_complains(browser: Any, page: Path) -> None:
+def test_the_page_makes_no_request_and_logs_no_error(browser: Any, page: Path) -> None:
     browser.get_log("performance")
     show(browser, page, 1280, "light")
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
@@ -71,7 +63,7 @@ def test_hostile_names_are_shown_as_text(browser: Any, page: Path) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_sticks_out(browser: Any, page: Path, width: int, theme: str) -> None:
+def test_nothing_overflows_the_width(browser: Any, page: Path, width: int, theme: str) -> None:
     show(browser, page, width, theme)
     browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert browser.execute_script("return window.innerWidth") == width
@@ -81,7 +73,7 @@ def test_nothing_sticks_out(browser: Any, page: Path, width: int, theme: str) ->
     assert ground == ("rgb(247, 247, 245)" if theme == "light" else "rgb(19, 21, 25)")
 
 
-def test_paper_is_white_and_shows_what_is_folded_even_where_the_screen_is_dark(browser: Any, page: Path) -> None:
+def test_the_printed_page_is_white_and_unfolded_even_with_a_dark_theme(browser: Any, page: Path) -> None:
     show(browser, page, 760, "dark")
     features = [{"name": "prefers-color-scheme", "value": "dark"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": features})

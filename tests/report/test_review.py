@@ -1,26 +1,30 @@
-"""The review page in a real browser, and the loop train, review, train."""
+"""The review page in a real browser, the loop train, review, train, and the scores of unlabeled images behind it."""
 
 from __future__ import annotations
 
 import csv
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from chromium import chromium
 from PIL import Image
 
 from conftest import TINY, Outcome, tiny_spec
-from crmatch.data.images import ImageSet
+from crmatch.analysis.finished_run import FinishedRun
+from crmatch.data.images import DataSet, ImageSet
 from crmatch.data.splits import Split
-from crmatch.predict.label_suggestions import Beliefs, ReviewedRun, read_run, suggest
+from crmatch.predict.label_suggestions import ReviewedRun, Scores, read_run, suggest
 from crmatch.predict.model import load
 from crmatch.report.review import write_review
+from crmatch.runs.workspace import Workspace
+from finished import train_tiny
 
 Command = Callable[..., Outcome]
 SHORT = [f"--set={key}={json.dumps(value)}" for key, value in {**TINY, "method.rotation_images": 4}.items()]
@@ -28,24 +32,13 @@ SHORT = [f"--set={key}={json.dumps(value)}" for key, value in {**TINY, "method.r
 
 @pytest.fixture(scope="module")
 def reviewed(digits_run: Path) -> ReviewedRun:
-    return read_run(digits_run)
+    return read_run(digits_run, Workspace())
 
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    """Headless Chromium that downloads to `tmp_path / "downloads"`."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-    if not (shutil.which("chromium") and shutil.which("chromedriver")):
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900"):
-        options.add_argument(argument)
-    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
-    options.add_experimental_option("prefs", {"download.default_directory": str(tmp_path / "downloads")})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
+    with chromium(tmp_path) as driver:
+        yield driver
 
 
 def cards(browser: Any) -> list[Any]:
@@ -69,6 +62,7 @@ def downloaded(folder: Path, seconds: float = 10) -> Path:
     return file
 
 
+@pytest.mark.process
 def test_labels_given_in_the_browser_train_the_next_model(
     crmatch: Command, browser: Any, digits_run: Path, tmp_path: Path
 ) -> None:
@@ -80,13 +74,13 @@ def test_labels_given_in_the_browser_train_the_next_model(
     assert outcome.code == 0, outcome.err
     assert "1,257 pictures" in outcome.out
     browser.get(page.as_uri())
-    believed = Select(browser.find_element("id", "believed")).options[1].text
+    predicted = Select(browser.find_element("id", "believed")).options[1].text
     for option in Select(browser.find_element("id", "believed")).options[1:]:  # a class that the short run predicts often
         choose(browser, "believed", option.text)
         if len(cards(browser)) >= 10:
-            believed = option.text
+            predicted = option.text
             break
-    assert {card.find_element("css selector", ".belief b").text for card in cards(browser)} == {believed}
+    assert {card.find_element("css selector", ".belief b").text for card in cards(browser)} == {predicted}
 
     first, second, third = cards(browser)[:3]
     names = [name(card) for card in (first, second, third)]
@@ -107,7 +101,7 @@ def test_labels_given_in_the_browser_train_the_next_model(
     browser.find_element("id", "download").click()
     labels = downloaded(tmp_path / "downloads")
     rows = {row["path"]: row["label"] for row in csv.DictReader(labels.read_text().splitlines())}
-    assert rows == dict(zip(names, [believed, "7", "3"], strict=True))
+    assert rows == dict(zip(names, [predicted, "7", "3"], strict=True))
 
     again = crmatch("train", "digits@4", "--labels", labels, "--out", tmp_path, *SHORT, "--json")
     assert again.code == 0, again.err
@@ -116,22 +110,21 @@ def test_labels_given_in_the_browser_train_the_next_model(
     assert "labels=" in record["run"]
 
 
+@pytest.mark.process
 def test_every_order_is_the_one_it_says(browser: Any, reviewed: ReviewedRun, tmp_path: Path) -> None:
     page = tmp_path / "review.html"
     write_review(reviewed, page)
     browser.get(page.as_uri())
-    beliefs = reviewed.beliefs
+    scores = reviewed.scores
     orders = {
-        "least certain": beliefs.uncertainty,
-        "weak and strong views disagree": beliefs.disagreement,
-        "most surprising": beliefs.surprise,
+        "least certain": scores.uncertainty,
+        "weak and strong views disagree": scores.disagreement,
+        "most surprising": scores.surprise,
     }
     for text, values in orders.items():
         choose(browser, "sort", text)
-        top = reviewed.names[int(beliefs.rows[values.argmax()])]
-        best = float(values.max())
-        shown = float(values[beliefs.rows == int(name(cards(browser)[0]))])
-        assert shown == pytest.approx(best, abs=1e-3), (text, top)
+        shown = float(values[scores.rows == int(name(cards(browser)[0]))])
+        assert shown == pytest.approx(float(values.max()), abs=1e-3), text
     choose(browser, "sort", "by class")
     classes = [int(card.find_element("css selector", ".belief b").text) for card in cards(browser)]
     assert classes == sorted(classes)
@@ -143,19 +136,18 @@ def many(count: int, class_names: tuple[str, ...]) -> ReviewedRun:
     randomness = torch.Generator().manual_seed(0)
     images = torch.randint(256, (count, 3, 32, 32), generator=randomness).byte()
     probabilities = torch.rand(count, len(class_names), generator=randomness).softmax(1)
-    train = ImageSet(images, torch.full((count,), -1), class_names)
-    beliefs = Beliefs(torch.arange(count), probabilities, *torch.rand(2, count), torch.rand(count, 4), torch.rand(2, 4))
-
-    class SkippedFile:
-        pass
-
-    model: Any = SkippedFile()
-    model.class_names = class_names
-    spec = tiny_spec(Path(), setting="digits@4")
-    split = Split(torch.tensor([], dtype=torch.int64), torch.arange(count))
-    return ReviewedRun(spec, model, train, split, tuple(f"pictures/{row:05d}.jpg" for row in range(count)), beliefs)
+    scores = Scores(torch.arange(count), probabilities, *torch.rand(2, count), torch.rand(count, 4), torch.rand(2, 4))
+    run = FinishedRun(
+        Path(),
+        cast(Any, SimpleNamespace(spec=tiny_spec(Path(), setting="digits@4"))),
+        cast(Any, SimpleNamespace(class_names=class_names)),
+        DataSet(ImageSet(images, torch.full((count,), -1), class_names), None),
+        Split(torch.tensor([], dtype=torch.int64), torch.arange(count)),
+    )
+    return ReviewedRun(run, tuple(f"pictures/{row:05d}.jpg" for row in range(count)), scores)
 
 
+@pytest.mark.process
 def test_five_thousand_pictures_paint_in_two_seconds_and_hostile_names_do_nothing(browser: Any, tmp_path: Path) -> None:
     page = tmp_path / "review.html"
     hostile = "</script><script>document.title='broken'</script>"
@@ -176,25 +168,51 @@ def test_five_thousand_pictures_paint_in_two_seconds_and_hostile_names_do_nothin
     assert seconds < 0.5
 
 
+def test_only_the_least_certain_pictures_are_shown_if_a_number_is_given(tmp_path: Path) -> None:
+    reviewed, page = many(50, ("cat", "</script>dog")), tmp_path / "review.html"
+    assert write_review(reviewed, page, most=10) == 10
+    data = json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
+    expected = reviewed.scores.uncertainty.argsort(descending=True)[:10].tolist()
+    assert [image["n"] for image in data["images"]] == [reviewed.names[row] for row in expected]
+    assert data["classes"] == ["cat", "</script>dog"]
+
+
 def test_suggestions_are_deterministic_uncertain_and_diverse(crmatch: Command, digits_run: Path, reviewed: ReviewedRun) -> None:
     found = suggest(reviewed, 20)
-    assert found == suggest(read_run(digits_run), 20)
     assert len({item.row for item in found}) == 20
-    assert not {item.row for item in found} & set(reviewed.split.labeled.tolist())
-    places = torch.isin(reviewed.beliefs.rows, torch.tensor([item.row for item in found]))
-    assert reviewed.beliefs.uncertainty[places].mean() > reviewed.beliefs.uncertainty.mean()
+    assert not {item.row for item in found} & set(reviewed.run.split.labeled.tolist())
+    chosen = torch.isin(reviewed.scores.rows, torch.tensor([item.row for item in found]))
+    assert reviewed.scores.uncertainty[chosen].mean() > reviewed.scores.uncertainty.mean()
     rows = json.loads(crmatch("suggest", digits_run, "-n", 5, "--json").out)["rows"]
-    assert [row["picture"] for row in rows] == [item.name for item in found[:5]]
+    assert rows == [{"picture": item.name, "why": item.reason} for item in found[:5]]
     assert all(" % or " in row["why"] for row in rows)
 
 
-def test_beliefs_are_those_of_the_model(digits_run: Path, reviewed: ReviewedRun) -> None:
-    beliefs = reviewed.beliefs
-    assert len(beliefs.rows) == 1257
-    expected = load(digits_run).predict_probabilities(reviewed.train.images[beliefs.rows])
-    assert torch.allclose(beliefs.probabilities, expected, atol=1e-6)
-    for values in (beliefs.disagreement, beliefs.uncertainty, beliefs.surprise):
+def test_scores_are_those_of_the_model(digits_run: Path, reviewed: ReviewedRun) -> None:
+    scores = reviewed.scores
+    assert len(scores.rows) == 1257
+    expected = load(digits_run).predict_probabilities(reviewed.run.data.train.images[scores.rows])
+    assert torch.allclose(scores.probabilities, expected, atol=1e-6)
+    for values in (scores.disagreement, scores.uncertainty, scores.surprise):
         assert 0 <= float(values.min()) <= float(values.max()) <= 2
+
+
+def test_strong_views_are_made_by_the_policy_that_the_run_learned(
+    tmp_path: Path, stripes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from crmatch.augment.ctaugment import CTAugment
+
+    run = train_tiny(tmp_path / "runs", stripes, "fixmatch", **{"augmentation.policy": "ctaugment"})
+    seen, draw = [], CTAugment.draw
+
+    def recorded(policy: CTAugment, *arguments: Any) -> Any:
+        seen.append(policy.rates())
+        return draw(policy, *arguments)
+
+    monkeypatch.setattr(CTAugment, "draw", recorded)
+    reviewed = read_run(run, Workspace(tmp_path, stripes))
+    assert seen == [reviewed.run.record.policy] * 4
+    assert seen[0] != CTAugment().rates()
 
 
 @pytest.mark.parametrize(
@@ -208,6 +226,7 @@ def test_labels_of_a_data_set_that_do_not_fit_are_refused(crmatch: Command, tmp_
     assert message in outcome.err
 
 
+@pytest.mark.process
 def test_a_folders_review_keeps_the_labels_it_was_trained_with(crmatch: Command, tmp_path: Path) -> None:
     folder, random = tmp_path / "photos", np.random.default_rng(0)
     for number in range(24):
@@ -224,8 +243,7 @@ def test_a_folders_review_keeps_the_labels_it_was_trained_with(crmatch: Command,
     assert runs[0]["run"] != runs[1]["run"]
     page = tmp_path / "review.html"
     assert crmatch("review", runs[1]["run"], "--out", page, "--data-dir", tmp_path / "cache").code == 0
-    content = page.read_text().partition('id="data">')[2].partition("</script>")[0]
-    data = json.loads(content)
+    data = json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
     assert data["kept"] == [["unlabeled/07.jpg", "green"]]
     assert len(data["images"]) == 17
     assert all(image["n"].startswith("unlabeled/") for image in data["images"])

@@ -1,4 +1,4 @@
-"""Analyses that need only the files of finished runs: finding them, training curves, thresholds, spread over classes.
+"""Analyses that need only the files of finished runs: finding runs, training curves, thresholds, spread over classes.
 
 Imports no torch.
 """
@@ -16,12 +16,12 @@ from crmatch.runs.record import RunRecord
 from crmatch.spec.run_spec import differences
 
 PSEUDO_LABEL_CURVES = ("pseudo_label_error", "contributing_error", "mask_rate")
-"""The paper's three curves (spec 7.5): error of all pseudo-labels, error of those that count, share of those that count."""
+"""The paper's three curves: error of all pseudo-labels, error of the contributing ones, and share of the contributing ones."""
 Points = list[tuple[int, float]]
 
 
 class Summary(NamedTuple):
-    """Repeated measurements: mean, sample standard deviation (0 for one), and how many there were."""
+    """Mean and sample standard deviation (0 for one value) of n measurements."""
 
     mean: float
     std: float
@@ -29,12 +29,15 @@ class Summary(NamedTuple):
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Mean and spread of `values`."""
+    """Mean, standard deviation and number of `values`."""
     return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Directories of finished runs at or below each of `paths`, each once, in order; those set aside only by their names."""
+    """Directories of the finished runs at or below each of `paths`, in order and without duplicates.
+
+    Runs that `--fresh` set aside are found only if they are named themselves.
+    """
     found: dict[Path, None] = {}
     for path in paths:
         below = [path] if (path / "record.json").is_file() else finished_below(path, "**/record.json")
@@ -45,7 +48,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def finished_below(path: Path, pattern: str) -> list[Path]:
-    """Directories of the records that `pattern` finds, without runs that `--fresh` set aside."""
+    """Directories of the records that match `pattern`, without runs that `--fresh` set aside."""
     return sorted(file.parent for file in path.glob(pattern) if not RunDirectory(file.parent).is_aside)
 
 
@@ -53,45 +56,44 @@ def read_record(run: Path) -> RunRecord:
     """The record of a finished run."""
     record = RunDirectory(run).read_record()
     if record is None:
-        raise DataError(f"{run} has no record.json: it is no finished run.\nThe command that began it continues it.")
+        raise DataError(f"{run} has no record.json: it is not a finished run.\nRun its command again to finish it.")
     return record
 
 
 def curve(lines: Sequence[Mapping[str, Any]], key: str) -> Points:
-    """(step, value) of one curve; log points that say nothing are left out."""
+    """(step, value) of one curve, at the log points that have a value."""
     return [(line["step"], line[key]) for line in lines if line.get(key) is not None]
 
 
 def pseudo_label_curves(run: Path) -> dict[str, Points]:
-    """The paper's three curves of a run, in percent, as its metrics.jsonl has them; empty where it made no pseudo-labels."""
+    """The paper's three curves of a run in percent; empty if its method makes no pseudo-labels."""
     lines = RunDirectory(run).read_metrics()
     curves = {key: curve(lines, key) for key in PSEUDO_LABEL_CURVES}
     return {key: points for key, points in curves.items() if points}
 
 
 def threshold_curve(records: Sequence[RunRecord]) -> dict[float, Summary]:
-    """Test error in percent by confidence threshold, over splits and seeds; other keys must be the same in all records."""
+    """Test error in percent by confidence threshold, over splits and seeds; the records must agree in all other keys."""
     errors: dict[float, list[float]] = {}
-    first = records[0]
     for record in records:
         threshold = getattr(record.spec.method, "threshold", None)
         if threshold is None or record.error is None:
-            missing = "test error" if threshold is not None else "threshold"
+            missing = "threshold" if threshold is None else "test error"
             raise RequestError(f"a {record.spec.method.name} run on {record.spec.setting} has no {missing}.\nLeave it out.")
-        other = [key for key in differences(first.spec, record.spec) if key not in ("split", "seed", "method.threshold")]
+        other = differences(records[0].spec, record.spec).keys() - {"split", "seed", "method.threshold"}
         if other:
             raise RequestError(
-                f"runs of a threshold curve may differ in threshold, split and seed only, found {', '.join(other[:3])}.\n"
-                "Draw one curve for each."
+                "runs of a threshold curve may differ in threshold, split and seed only, "
+                f"found {', '.join(sorted(other)[:3])}.\nDraw one curve for each."
             )
         errors.setdefault(threshold, []).append(record.error)
     return {threshold: summarize(errors[threshold]) for threshold in sorted(errors)}
 
 
 def class_spread(per_class_error: Sequence[float | None]) -> float | None:
-    """Standard deviation over classes of the per-class error, in percent points (spec 7.6); None without a test set.
+    """Standard deviation of the per-class error over all classes, sqrt(mean((e_k - mean e)^2)), in percentage points.
 
-    All classes are there, so it is that of a population: sqrt(mean((e_k - mean e)^2)).
+    None without a test set.
     """
     known = [error for error in per_class_error if error is not None]
     return statistics.pstdev(known) if known else None

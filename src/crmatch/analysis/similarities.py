@@ -1,4 +1,4 @@
-"""How far augmentation moves features: cosine similarity between original, weak and strong views (spec 7.4)."""
+"""How far augmentation moves features: cosine similarity between original, weak and strong views."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from pathlib import Path
 from torch import Tensor
 
 from crmatch.analysis.curves import Summary, summarize
-from crmatch.analysis.finished_run import draws, open_run, pooled_features
+from crmatch.analysis.finished_run import draws, open_run
 from crmatch.losses import cosine_similarity
+from crmatch.runs.workspace import Workspace
 
 PAIRS = (("weak", "original"), ("strong", "original"), ("weak", "strong"))
 
 
-def similarities(run: Path | str, *, data_dir: Path | None = None) -> dict[str, Summary]:
+def similarities(run: Path | str, workspace: Workspace) -> dict[str, Summary]:
     """Cosine similarity of pooled features on the test set, one draw per image: mean and deviation over images.
 
     Keys are `weak-original`, `strong-original` and `weak-strong`.
     """
-    finished = open_run(run, data_dir)
+    finished = open_run(run, workspace)
     images = finished.test.images
     views = {
         "original": images,
         "weak": finished.weak(images, draws(0, "similarities/weak")),
         "strong": finished.strong(images, draws(0, "similarities/strong")),
     }
-    return compare({name: pooled_features(finished.model, part) for name, part in views.items()})
+    return compare({name: finished.model.features(part) for name, part in views.items()})
 
 
 def compare(features: dict[str, Tensor]) -> dict[str, Summary]:
     """Mean and standard deviation over images of the cosine similarity of each pair of (N, D) features."""
-    result = {}
-    for first, second in PAIRS:
-        cosines = cosine_similarity(features[first].double(), features[second].double())
-        result[f"{first}-{second}"] = summarize(cosines.tolist())
-    return result
+    return {
+        f"{first}-{second}": summarize(cosine_similarity(features[first].double(), features[second].double()).tolist())
+        for first, second in PAIRS
+    }

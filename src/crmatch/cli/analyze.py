@@ -1,7 +1,4 @@
-"""`crmatch figure`: the paper's figures from finished runs.
-
-`crmatch report`, `probe` and `distances`: what can be seen and measured on finished runs.
-"""
+"""`crmatch report`, `probe`, `distances` and `figure`: what finished runs show, measured and drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
     from crmatch.analysis.curves import Summary
 
 RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished runs, or directories above them.")]
+FigureOption = Annotated[Path, typer.Option("--out", help="Where to write the picture (.png, .svg, .pdf).")]
 figure = typer.Typer(
     help="Draw the paper's figures: t-SNE, training curves, error over the threshold, the teaser's toy. "
     "Augmentations: crmatch show augmentations.",
@@ -27,83 +25,11 @@ figure = typer.Typer(
 )
 
 
-@figure.command("tsne")
-def draw_tsne(
-    runs: RunsArgument,
-    classes: Annotated[
-        str | None, typer.Option("--classes", help="Only these classes, e.g. caterpillar,butterfly,crab.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", help="Draw at most so many unlabeled images.")] = 2000,
-    out: Annotated[Path, typer.Option("--out", help="Where to write the picture (.png, .svg, .pdf).")] = Path("tsne.png"),
-    data_dir: DataDirOption = None,
-    json_: JsonOption = False,
-) -> None:
-    """Draw t-SNE of the features of unlabeled images, models side by side."""
-    from crmatch.analysis.curves import find_runs
-    from crmatch.analysis.embedding import embed
-    from crmatch.report.figures import draw_embedding
-
-    found = find_runs(runs)
-    embedding = embed(found, classes.split(",") if classes else None, data_dir=data_dir, limit=limit)
-    draw_embedding(embedding, out)
-    _tell(out, {"runs": [str(path) for path in found], "images": len(embedding.labels)}, json_)
-
-
-@figure.command("curves")
-def draw_training_curves(
-    runs: RunsArgument,
-    out: Annotated[Path, typer.Option("--out", help="Where to write the picture (.png, .svg, .pdf).")] = Path("curves.png"),
-    json_: JsonOption = False,
-) -> None:
-    """Draw pseudo-label error, error of contributing images and their share over training."""
-    from crmatch.analysis.curves import find_runs, pseudo_label_curves
-    from crmatch.errors import RequestError
-    from crmatch.report.figures import draw_curves
-
-    curves = {str(path): pseudo_label_curves(path) for path in find_runs(runs)}
-    if empty := [path for path, found in curves.items() if not found]:
-        raise RequestError(f"{empty[0]} has no pseudo-label curves.\nLeave it out: its method makes no pseudo-labels.")
-    draw_curves(curves, out)
-    _tell(out, {"curves": curves}, json_)
-
-
-@figure.command("threshold")
-def draw_threshold_curve(
-    runs: RunsArgument,
-    out: Annotated[Path, typer.Option("--out", help="Where to write the picture (.png, .svg, .pdf).")] = Path("threshold.png"),
-    json_: JsonOption = False,
-) -> None:
-    """Draw test error over the confidence threshold, from runs that differ in threshold, split and seed only."""
-    from crmatch.analysis.curves import find_runs, read_record, threshold_curve
-    from crmatch.methods import METHODS
-    from crmatch.report.figures import draw_threshold
-
-    records = [read_record(path) for path in find_runs(runs)]
-    errors = threshold_curve(records)
-    spec = records[0].spec
-    draw_threshold(errors, f"{METHODS[spec.method.name].title} on {spec.setting}", out)
-    _tell(out, {"errors": [{"threshold": value, **one._asdict()} for value, one in errors.items()]}, json_)
-
-
-@figure.command("teaser")
-def draw_toy(
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Toys trained for the error in the titles.")] = 5,
-    out: Annotated[Path, typer.Option("--out", help="Where to write the picture (.png, .svg, .pdf).")] = Path("teaser.png"),
-    json_: JsonOption = False,
-) -> None:
-    """Draw the left half of Figure 1: features of a two-class toy, left alone, pulled together and pushed apart."""
-    from crmatch.analysis.curves import summarize
-    from crmatch.analysis.toy import MODES, train_toy
-    from crmatch.report.figures import draw_teaser
-
-    toys = {mode: [train_toy(mode, seed) for seed in range(seeds)] for mode in MODES}
-    errors = {mode: summarize([toy.error for toy in trained]) for mode, trained in toys.items()}
-    draw_teaser({mode: trained[0] for mode, trained in toys.items()}, errors, out)
-    _tell(out, {"errors": {mode: summary._asdict() for mode, summary in errors.items()}}, json_)
-
-
-def _tell(out: Path, values: dict[str, Any], as_json: bool) -> None:
-    typer.echo(json.dumps({"picture": str(out), **values}) if as_json else f"The picture is in {out}")
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to `app`."""
+    app.add_typer(figure, name="figure")
+    for command in (report, probe, distances):
+        app.command()(command)
 
 
 def report(
@@ -116,13 +42,14 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about finished runs: errors, curves, confusions, pictures, settings."""
     from crmatch.report.page import write_report
+    from crmatch.runs.workspace import Workspace
 
     command = shlex.join(["crmatch", *sys.argv[1:]])
-    written = write_report(runs or [Path("runs")], out, command, data_dir)
+    written = write_report(runs or [Path("runs")], out, command, Workspace.at(data_dir=data_dir))
     if json_:
         typer.echo(json.dumps({"report": str(out), "runs": [str(path) for path in written]}))
     else:
-        typer.echo(f"The report about {len(written)} run{'s' * (len(written) > 1)} is in {out.resolve()}")
+        typer.echo(f"Report ({len(written)} run{'s' * (len(written) > 1)}): {out.resolve()}")
 
 
 def probe(
@@ -131,25 +58,21 @@ def probe(
     data_dir: DataDirOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Measure what features still know: a linear SVM tells transformed from original images (near 50 %: it cannot)."""
+    """Measure equivariance: the error of a linear SVM that tells transformed from original images (50 %: it cannot)."""
     from crmatch.analysis.probe import probe as measure
+    from crmatch.runs.workspace import Workspace
 
-    result = measure(run, repeats=repeats, data_dir=data_dir)
+    result = measure(run, Workspace.at(data_dir=data_dir), repeats=repeats)
     _print_summaries(run, "transformation", "probe error %", result, 2, json_)
 
 
 def distances(run: RunArgument, data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
     """Measure how far augmentation moves features: cosine between original, weak and strong views of the test images."""
     from crmatch.analysis.similarities import similarities
+    from crmatch.runs.workspace import Workspace
 
-    _print_summaries(run, "pair", "cosine similarity", similarities(run, data_dir=data_dir), 3, json_)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module and `crmatch figure`."""
-    app.add_typer(figure, name="figure")
-    for command in (report, probe, distances):
-        app.command()(command)
+    result = similarities(run, Workspace.at(data_dir=data_dir))
+    _print_summaries(run, "pair", "cosine similarity", result, 3, json_)
 
 
 def _print_summaries(run: Path, what: str, value: str, result: Mapping[str, Summary], digits: int, as_json: bool) -> None:
@@ -162,3 +85,75 @@ def _print_summaries(run: Path, what: str, value: str, result: Mapping[str, Summ
         for name, summary in result.items()
     ]
     print_rows(rows, as_json=False)
+
+
+@figure.command("tsne")
+def draw_tsne(
+    runs: RunsArgument,
+    classes: Annotated[
+        str | None, typer.Option("--classes", help="Only these classes, e.g. caterpillar,butterfly,crab.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", help="Draw at most this many unlabeled images.")] = 2000,
+    out: FigureOption = Path("tsne.png"),
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Draw t-SNE of the features of unlabeled images, models side by side."""
+    from crmatch.analysis.curves import find_runs
+    from crmatch.analysis.embedding import embed
+    from crmatch.cli.display import print_saved
+    from crmatch.report.figures import draw_embedding
+    from crmatch.runs.workspace import Workspace
+
+    found = find_runs(runs)
+    embedding = embed(found, Workspace.at(data_dir=data_dir), classes.split(",") if classes else None, limit=limit)
+    draw_embedding(embedding, out)
+    print_saved(out, {"runs": [str(path) for path in found], "images": len(embedding.labels)}, json_)
+
+
+@figure.command("curves")
+def draw_training_curves(runs: RunsArgument, out: FigureOption = Path("curves.png"), json_: JsonOption = False) -> None:
+    """Draw pseudo-label error, error of contributing images and their share over training."""
+    from crmatch.analysis.curves import find_runs, pseudo_label_curves
+    from crmatch.cli.display import print_saved
+    from crmatch.errors import RequestError
+    from crmatch.report.figures import draw_curves
+
+    curves = {str(path): pseudo_label_curves(path) for path in find_runs(runs)}
+    if empty := [path for path, found in curves.items() if not found]:
+        raise RequestError(f"{empty[0]} has no pseudo-label curves.\nLeave it out: its method makes no pseudo-labels.")
+    draw_curves(curves, out)
+    print_saved(out, {"curves": curves}, json_)
+
+
+@figure.command("threshold")
+def draw_threshold_curve(runs: RunsArgument, out: FigureOption = Path("threshold.png"), json_: JsonOption = False) -> None:
+    """Draw test error over the confidence threshold, from runs that differ in threshold, split and seed only."""
+    from crmatch.analysis.curves import find_runs, read_record, threshold_curve
+    from crmatch.cli.display import print_saved
+    from crmatch.methods import METHODS
+    from crmatch.report.figures import draw_threshold
+
+    records = [read_record(path) for path in find_runs(runs)]
+    errors = threshold_curve(records)
+    spec = records[0].spec
+    draw_threshold(errors, f"{METHODS[spec.method.name].title} on {spec.setting}", out)
+    print_saved(out, {"errors": [{"threshold": value, **one._asdict()} for value, one in errors.items()]}, json_)
+
+
+@figure.command("teaser")
+def draw_toy(
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Toys trained for the error in the titles.")] = 5,
+    out: FigureOption = Path("teaser.png"),
+    json_: JsonOption = False,
+) -> None:
+    """Draw the left half of Figure 1: features of a two-class toy, without a feature distance, pulled and pushed apart."""
+    from crmatch.analysis.curves import summarize
+    from crmatch.analysis.toy import MODES, train_toy
+    from crmatch.cli.display import print_saved
+    from crmatch.report.figures import draw_teaser
+
+    toys = {mode: [train_toy(mode, seed) for seed in range(seeds)] for mode in MODES}
+    errors = {mode: summarize([toy.error for toy in trained]) for mode, trained in toys.items()}
+    draw_teaser({mode: trained[0] for mode, trained in toys.items()}, errors, out)
+    print_saved(out, {"errors": {mode: summary._asdict() for mode, summary in errors.items()}}, json_)

@@ -1,4 +1,4 @@
-"""`crmatch data`: what is here, what can be fetched, whether it is whole, and which images are labeled."""
+"""`crmatch data`: list, fetch and check data sets and folders of pictures, and write their fixed splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ data = typer.Typer(help="Data sets: list, fetch, check, split.", no_args_is_help
 def list_data(data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
     """List the data sets that are here or can be fetched, with size and origin."""
     from crmatch.data.official.fetch import inventory
-    from crmatch.data.settings import default_data_dir
+    from crmatch.runs.workspace import Workspace
 
     rows = [
         {
@@ -28,7 +28,7 @@ def list_data(data_dir: DataDirOption = None, json_: JsonOption = False) -> None
             "images": ", ".join(f"{name} {count:,}" for name, count in (row.counts or {}).items()),
             "origin": row.origin,
         }
-        for row in inventory(data_dir or default_data_dir())
+        for row in inventory(Workspace.at(data_dir=data_dir).data_dir)
     ]
     print_rows(rows, json_)
 
@@ -42,13 +42,14 @@ def fetch_data(
     data_dir: DataDirOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Download a data set, or read it from --from, verify it and pack it; again after an interruption continues."""
-    from crmatch.cli.display import ByteProgress
+    """Download a data set, or read it from --from, verify and pack it; run again after an interruption to resume."""
+    from crmatch.cli.display import Bar
     from crmatch.data.official.fetch import fetch
-    from crmatch.data.settings import ALIASES, default_data_dir
+    from crmatch.data.settings import ALIASES
+    from crmatch.runs.workspace import Workspace
 
-    with ByteProgress(quiet=json_) as progress:
-        path = fetch(ALIASES.get(name, name), data_dir or default_data_dir(), source=source, progress=progress)
+    with Bar("bytes", quiet=json_) as progress:
+        path = fetch(ALIASES.get(name, name), Workspace.at(data_dir=data_dir).data_dir, source=source, progress=progress)
     typer.echo(json.dumps({"packed": str(path)}) if json_ else f"{name} is ready: {path}")
 
 
@@ -60,26 +61,27 @@ def check_data(
     data_dir: DataDirOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Verify hashes and counts of a data set, or report what is in a folder of pictures and what will be done with it."""
-    from crmatch.cli.display import ByteProgress, PictureProgress
-    from crmatch.data.settings import ALIASES, default_data_dir
+    """Verify hashes and counts of a data set, or report what is in a folder of pictures and how it will be used."""
+    from crmatch.cli.display import Bar
+    from crmatch.data.settings import ALIASES
+    from crmatch.runs.workspace import Workspace
 
-    folder = data_dir or default_data_dir()
+    workspace = Workspace.at(data_dir=data_dir)
     if Path(name).is_dir():
         from crmatch.data.folder.preflight import check_folder
 
-        with PictureProgress(quiet=json_) as pictures:
-            report = check_folder(Path(name), image_size, folder, labels, pictures)
+        with Bar("pictures", quiet=json_) as pictures:
+            report = check_folder(Path(name), image_size, workspace.data_dir, labels, pictures)
         typer.echo(json.dumps(report.to_json()) if json_ else "\n".join(report.lines()))
         return
     from crmatch.data.official.fetch import check
 
-    with ByteProgress(quiet=json_) as progress:
-        found = check(ALIASES.get(name, name), folder, progress=progress)
-    counts = ", ".join(f"{count:,} {part}" for part, count in found.counts.items())
+    with Bar("bytes", quiet=json_) as progress:
+        found = check(ALIASES.get(name, name), workspace.data_dir, progress=progress)
     if json_:
         typer.echo(json.dumps({**found._asdict(), "path": str(found.path), "ok": found.ok}))
     else:
+        counts = ", ".join(f"{count:,} {part}" for part, count in found.counts.items())
         typer.echo(f"{found.path}: {counts}; {len(found.class_names)} classes; {found.origin}; sha256 {found.sha256}")
     if not found.ok:
         raise DataError(f"{found.path} is not as it should be: {found.problems[0]}.\nFetch it again: crmatch data fetch {name}")
@@ -93,12 +95,14 @@ def split_data(
     data_dir: DataDirOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Write the five fixed splits of a setting as JSON index lists, once, and show them."""
-    from crmatch.data.settings import SPLITS, parse_setting
+    """Write the five fixed splits of a setting as JSON index lists, unless they exist, and show them."""
+    from crmatch.data.settings import SPLITS
+    from crmatch.runs.workspace import Workspace
     from crmatch.spec.recipes import recipe
     from crmatch.spec.run_spec import replace
 
-    parsed = parse_setting(setting, data_dir)
+    workspace = Workspace.at(data_dir=data_dir)
+    parsed = workspace.setting(setting)
     if parsed.folder:
         raise RequestError(f"{setting} is a folder, whose labels are its own.\nName a data set, for example digits@4.")
     spec = recipe(parsed)
@@ -107,7 +111,7 @@ def split_data(
     from crmatch.data.load import load_data
     from crmatch.data.splits import describe_split, keep_split, make_split
 
-    loaded = load_data(parsed.data, data_dir)
+    loaded = load_data(parsed.data, workspace.data_dir)
     rows = []
     for number in range(1, SPLITS + 1):
         split = make_split(loaded, parsed.labels_per_class, number, spec.data.split_rule, spec.data.unlabeled)

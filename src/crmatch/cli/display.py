@@ -1,12 +1,14 @@
-"""What people see: progress with time left, tables, results in plain words. Rich on a terminal, plain lines elsewhere."""
+"""What is shown while a command works and when it ends: progress bars on a terminal, plain lines elsewhere, results."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,6 +24,7 @@ from rich.table import Table
 
 from crmatch.methods import METHODS
 from crmatch.runs.cost import duration
+from crmatch.runs.record import HEADLINES
 
 if TYPE_CHECKING:
     from crmatch.evaluation import Quality
@@ -29,17 +32,62 @@ if TYPE_CHECKING:
     from crmatch.spec.run_spec import RunSpec
 
 TIMED_STEPS = 5
-"""Steps after which the length of the run is estimated; the first one is not counted."""
+"""The duration of a run is estimated from this many steps after the first one, which is slower."""
+
+
+class Bar:
+    """A progress bar on an interactive terminal; elsewhere, or if `quiet`, nothing is shown.
+
+    Args:
+        unit: what is counted; `bytes` are shown with prefixes and a speed.
+        quiet: whether to show nothing.
+    """
+
+    def __init__(self, unit: str, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, markup=False)
+        self.visible = self.console.is_interactive and not quiet
+        counts = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), *counts, *times, console=self.console
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._progress.tasks:
+            self._progress.stop()
+
+    def start(self, total: int | None, done: int, label: str) -> None:
+        """Begin a line with this label, below the lines of earlier tasks."""
+        if self.visible:
+            self._progress.add_task(label, total=total, completed=done)
+            self._progress.start()
+
+    def advance(self, count: int) -> None:
+        """`count` more are done."""
+        if self._progress.tasks:
+            self._progress.advance(self._progress.task_ids[-1], count)
+
+    def update(self, **values: Any) -> None:
+        """Change the line: `completed`, `description`."""
+        if self._progress.tasks:
+            self._progress.update(self._progress.task_ids[-1], **values)
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` pictures are read; the first call begins the line."""
+        if not self._progress.tasks:
+            self.start(total, 0, "reading")
+        self.update(completed=done)
 
 
 class Display:
-    """Shows one run while it trains: a bar on a terminal, a line per evaluation elsewhere, nothing when quiet."""
+    """Shows one run while it trains: a bar on a terminal, a line per evaluation elsewhere, nothing if `quiet`."""
 
     def __init__(self, spec: RunSpec, quiet: bool = False) -> None:
-        self._spec = spec
-        self._quiet = quiet
-        self._console = Console(stderr=True, highlight=False)
-        self._progress: Progress | None = None
+        self._spec, self._quiet = spec, quiet
+        self._bar = Bar("steps", quiet)
         self._first = self._total = 0
         self._began = 0.0
 
@@ -47,151 +95,80 @@ class Display:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._progress:
-            self._progress.stop()
+        self._bar.__exit__(*exception)
 
     def start(self, done: int, total: int) -> None:
-        """Say what trains; begin the bar."""
+        """Say what is trained, and begin the bar."""
         self._first, self._total = done, total
-        if self._quiet:
-            return
         spec = self._spec
-        after = f", continuing after step {done:,}" if done else ""
+        after = f", resuming after step {done:,}" if done else ""
         run = f"recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"
         self._say(f"{METHODS[spec.method.name].title} on {spec.setting}, {run}: {total:,} steps{after}")
-        if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
-            times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-            self._progress = Progress(*columns, *times, console=self._console)
-            self._progress.add_task(spec.method.name, total=total, completed=done)
-            self._progress.start()
+        self._bar.start(total, done, spec.method.name)
 
     def advance(self, done: int) -> None:
         """Move the bar; after a few steps say how long the run will take."""
-        if self._quiet:
-            return
         if done == self._first + 1:
             self._began = time.perf_counter()
         elif done == self._first + 1 + TIMED_STEPS:
             seconds = (time.perf_counter() - self._began) / TIMED_STEPS
             self._say(f"{seconds:.2g} s per step: about {duration(seconds * (self._total - done))} for the rest")
-        if self._progress:
-            self._progress.update(self._progress.task_ids[0], completed=done)
+        self._bar.update(completed=done)
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Show errors after an evaluation."""
-        if self._quiet or "loss/total" not in line:
-            return
+        """Show loss and test error after an evaluation and at the end."""
         error, mask = line.get("error/ema"), line.get("mask_rate")
+        if error is not None:
+            self._bar.update(description=f"{self._spec.method.name} {error:.2f} %")
+        if self._bar.visible or "loss/total" not in line or (error is None and line["step"] != self._total):
+            return
         parts = [f"loss {line['loss/total']:.3f}"]
         parts += [f"test error {error:.2f} %"] if error is not None else []
         parts += [f"{mask:.0f} % of pseudo-labels used"] if mask is not None else []
-        text = ", ".join(parts)
-        if self._progress:
-            if error is not None:
-                self._progress.update(self._progress.task_ids[0], description=f"{self._spec.method.name} {error:.2f} %")
-        elif error is not None or line["step"] == self._total:
-            self._say(f"step {line['step']:,} of {self._total:,}: {text}, {line['images_per_second']:,.0f} images/s")
+        speed = f"{line['images_per_second']:,.0f} images/s"
+        self._say(f"step {line['step']:,} of {self._total:,}: {', '.join([*parts, speed])}")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True)
-
-
-class _Bar:
-    """A bar of rich on a terminal, nothing elsewhere."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._bar: Progress | None = None
-        self._shows = self._console.is_terminal and not quiet
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End the bar."""
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
-
-
-class ByteProgress(_Bar):
-    """Progress of downloads, hashes and conversions, in bytes."""
-
-    def start(self, total: int | None, already: int, label: str) -> None:
-        """Something of `total` bytes begins, of which `already` are done."""
-        self.stop()
-        if self._shows:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-            self._bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=self._console)
-            self._bar.add_task(label, total=total, completed=already)
-            self._bar.start()
-
-    def advance(self, count: int) -> None:
-        """`count` more bytes are done."""
-        if self._bar:
-            self._bar.advance(self._bar.task_ids[0], count)
-
-
-class PictureProgress(_Bar):
-    """Progress of decoding pictures."""
-
-    def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` pictures are decoded."""
-        if self._shows and self._bar is None:
-            columns = (TextColumn("reading pictures"), BarColumn(), MofNCompleteColumn(), TextColumn("left"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
-            self._bar.add_task("", total=total)
-            self._bar.start()
-        if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=done)
+        if not self._quiet:
+            self._bar.console.print(text, soft_wrap=True)
 
 
 def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> None:
-    """The end of `crmatch train`: errors, what they were measured on, and where everything lies."""
-    console = Console(highlight=False)
-    first = records[0]
+    """The result of `crmatch train`: test errors, the gain over the baseline if there is one, and the directories."""
+    first, *others = records
     setting = f"{first.spec.setting}, split {first.spec.split}, {first.labeled_images:,} labels"
     for record in records:
         title = METHODS[record.spec.method.name].title
         if record.error is None:
-            console.print(f"{title} on {setting}: trained; there is no test set to measure it on", soft_wrap=True)
-            continue
-        rule = "median of the last 20 evaluations" if record.spec.headline == "median_last_20" else "final model"
-        console.print(
-            f"{title} on {setting}: test error {record.error:.2f} % "
-            f"({record.test_images:,} images, {rule}, {duration(record.seconds)} of training)",
-            soft_wrap=True,
-        )
-    if len(records) > 1 and first.error is not None and records[1].error is not None:
-        gained = records[1].error - first.error
-        words = f"lowers the error by {gained:.2f}" if gained >= 0 else f"raises the error by {-gained:.2f}"
-        console.print(f"Using the {first.unlabeled_images:,} unlabeled images {words} percent points.", soft_wrap=True)
+            result = "trained; there is no test set to measure it on"
+        else:
+            details = f"{record.test_images:,} images, {HEADLINES[record.spec.headline]}"
+            result = f"test error {record.error:.2f} % ({details}, {duration(record.seconds)} of training)"
+        typer.echo(f"{title} on {setting}: {result}")
+    if others and first.error is not None and others[0].error is not None:
+        gain = others[0].error - first.error
+        change = f"{'lowers' if gain >= 0 else 'raises'} the error by {abs(gain):.2f} percentage points"
+        typer.echo(f"Using the {first.unlabeled_images:,} unlabeled images {change}.")
     for directory in directories:
-        console.print(f"Everything about it: {directory}", soft_wrap=True)
+        typer.echo(f"Saved in {directory}")
 
 
 def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int) -> None:
-    """The end of `crmatch evaluate`."""
+    """The result of `crmatch evaluate`."""
     print_table(
         [
             {"class": name, "images": sum(row), "error %": "-" if error is None else f"{error:.2f}"}
             for name, row, error in zip(record.class_names, quality.confusion, quality.per_class, strict=True)
         ]
     )
-    console = Console(highlight=False)
-    console.print(
+    typer.echo(
         f"{run}: test error {quality.error:.2f} % on {images:,} images of {record.spec.setting}, "
-        f"calibration error {quality.calibration_error:.2f} points",
-        soft_wrap=True,
+        f"calibration error {quality.calibration_error:.2f} percentage points"
     )
 
 
 def print_wide(content: Any) -> None:
-    """Print for rich; where no terminal says how wide it is, wide enough for tables."""
+    """Print with rich; 200 columns wide if the output is not a terminal, so that tables are not cut."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
@@ -204,3 +181,8 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(str(value).replace("[", "\\[") for value in row.values()))
     print_wide(table)
+
+
+def print_saved(picture: Path, values: Mapping[str, Any], as_json: bool) -> None:
+    """Where a picture was saved; as JSON together with the values it shows."""
+    typer.echo(json.dumps({"picture": str(picture), **values}) if as_json else f"Saved in {picture}")

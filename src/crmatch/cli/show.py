@@ -25,36 +25,33 @@ from crmatch.cli.options import (
 )
 from crmatch.errors import RequestError
 
-show = typer.Typer(help="Show what there is: methods, settings, configurations, augmentations, data.", no_args_is_help=True)
+PictureOption = Annotated[Path, typer.Option("--out", help="Where to write the picture.")]
+show = typer.Typer(help="Show methods, settings, configurations, augmentations, data.", no_args_is_help=True)
 
 
 @show.command("methods")
 def show_methods(json_: JsonOption = False) -> None:
-    """List all methods, each with one line, its paper, and whose images move the running statistics of batch norms."""
+    """List all methods with a summary, the paper, and which images update the running statistics of batch normalization."""
     from crmatch.methods import METHODS, method_class
 
     rows = [
-        {
-            "name": name,
-            "summary": entry.summary,
-            "paper": entry.paper,
-            "batch norm": method_class(name).running_statistics,
-        }
-        for name, entry in METHODS.items()
+        {"name": name, "summary": one.summary, "paper": one.paper, "batch norm": method_class(name).running_statistics}
+        for name, one in METHODS.items()
     ]
     print_rows(rows, json_)
 
 
 @show.command("settings")
 def show_settings(data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
-    """List data sets that can be asked for, with their defaults."""
-    from crmatch.data.settings import default_data_dir, known_sets, parse_setting
+    """List all data sets with their defaults."""
+    from crmatch.data.settings import known_sets
+    from crmatch.runs.workspace import Workspace
     from crmatch.spec.recipes import default_recipe
 
-    folder = data_dir or default_data_dir()
+    workspace = Workspace.at(data_dir=data_dir)
     rows: list[dict[str, Any]] = []
-    for name in known_sets(folder):
-        setting = parse_setting(f"{name}@1", folder)
+    for name in known_sets(workspace.data_dir):
+        setting = workspace.setting(f"{name}@1")
         defaults = setting.defaults
         rows.append(
             {
@@ -73,60 +70,63 @@ def show_settings(data_dir: DataDirOption = None, json_: JsonOption = False) -> 
 def show_augmentations(
     image: Annotated[Path | None, typer.Option("--image", help="Show this picture instead of a data set's.")] = None,
     setting: Annotated[str, typer.Option("--setting", help="Take images and mirroring of this setting.")] = "digits@4",
-    out: Annotated[Path, typer.Option("--out", help="Where to write the picture.")] = Path("gallery.png"),
+    out: PictureOption = Path("gallery.png"),
     table: Annotated[bool, typer.Option("--table", help="Print the table of transformations instead.")] = False,
     variant: Annotated[str, typer.Option("--variant", help="Which RandAugment.")] = "paper",
     data_dir: DataDirOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Draw every operation over its range, 60 strong and 60 weak views, and weak above strong."""
+    """Draw every operation over its range, 60 strong and 60 weak views, and weak above strong views."""
     from crmatch.augment.variants import VARIANTS
+    from crmatch.cli.display import print_saved
     from crmatch.errors import unknown_name_error
+    from crmatch.runs.workspace import Workspace
 
     if variant not in VARIANTS:
         raise unknown_name_error("variant", variant, VARIANTS)
-    from crmatch.data.settings import parse_setting
+    from crmatch.data.load import load_data
     from crmatch.report import gallery
 
     if table:
         print_rows(gallery.transformation_table(variant), json_)
         return
-    chosen = parse_setting(setting, data_dir)
+    workspace = Workspace.at(data_dir=data_dir)
+    chosen = workspace.setting(setting)
     if chosen.folder:
         raise RequestError(f"--setting takes a data set, not the folder {setting}.\nShow one of its pictures: --image FILE")
     if image is None:
-        from crmatch.data.load import load_data
-
-        train = load_data(chosen.data, data_dir, chosen.image_size).train
+        train = load_data(chosen.data, workspace.data_dir, chosen.image_size).train
         first = [int((train.labels == label).nonzero()[0, 0]) for label in range(min(train.classes, gallery.COLUMNS))]
         subject = gallery.Subject(train.images[first], chosen.defaults.mirror, chosen.data)
     else:
         subject = gallery.Subject(gallery.read_picture(image), True, image.name)
     gallery.draw_gallery(subject, out, variant)
-    typer.echo(json.dumps({"picture": str(out)}) if json_ else f"The pictures are in {out}")
+    print_saved(out, {}, json_)
 
 
 @show.command("data")
 def show_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Data set, e.g. digits, or a setting.")],
-    out: Annotated[Path, typer.Option("--out", help="Where to write the picture.")] = Path("data.png"),
+    out: PictureOption = Path("data.png"),
     data_dir: DataDirOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Draw a contact sheet: a few pictures of every class under its name."""
-    from crmatch.data.settings import parse_setting
+    from crmatch.cli.display import print_saved
+    from crmatch.runs.workspace import Workspace
 
-    setting = parse_setting(name if "@" in name or Path(name).is_dir() else f"{name}@1", data_dir)
+    workspace = Workspace.at(data_dir=data_dir)
+    setting = workspace.setting(name if "@" in name or Path(name).is_dir() else f"{name}@1")
     from crmatch.data.folder.load import load_folder
     from crmatch.data.load import load_data
     from crmatch.report.pictures import draw_contact_sheet
 
     if setting.folder:
-        train = load_folder(setting.folder, setting.image_size, data_dir).train
+        train = load_folder(setting.folder, setting.image_size, workspace.data_dir).train
     else:
-        train = load_data(setting.data, data_dir).train
+        train = load_data(setting.data, workspace.data_dir).train
     draw_contact_sheet(train, f"{setting.data}: {len(train):,} training images, {train.classes} classes", out)
-    typer.echo(json.dumps({"picture": str(out)}) if json_ else f"The picture is in {out}")
+    print_saved(out, {}, json_)
 
 
 @show.command("config")
@@ -143,7 +143,7 @@ def show_config(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show every key of a run's spec, or how two recipes differ."""
+    """Show every key of a run's spec, or the differences between two recipes."""
     from crmatch.cli.display import print_table
     from crmatch.spec.run_spec import differences, flatten
 

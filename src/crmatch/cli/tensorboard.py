@@ -1,17 +1,18 @@
-"""TensorBoard's event files, fed from the curves: `crmatch train ... --tensorboard`. `metrics.jsonl` stays the truth."""
+"""TensorBoard event files: `crmatch train ... --tensorboard` writes a run's curves to `RUN/tensorboard/`."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
 from crmatch.errors import DataError, RequestError
 from crmatch.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from crmatch.runs.experiment import Progress
 
 TAGS = {
@@ -28,15 +29,14 @@ TAGS = {
 
 
 class EventFile:
-    """The curves of one run in `RUN/tensorboard/`, written while it trains.
+    """Writes the curves of one run while it trains, and passes everything on to another progress display.
 
-    A run that continues writes what it had before anew from its curves, into a new file in place of the old ones. So no point
-    is there twice and none is missing, however the run ended, and whether it wrote events then or not. A run that was finished
-    already gets its events at the end.
+    A resumed run replaces its event files by one with all curves of `metrics.jsonl` up to the step it resumes from, so
+    that no point is missing or there twice. A run that was finished before gets its events at the end.
 
     Args:
-        directory: the run's.
-        beside: who watches the run as well, and is told everything first.
+        directory: the run's directory.
+        beside: the display.
     """
 
     def __init__(self, directory: RunDirectory, beside: Progress) -> None:
@@ -46,76 +46,56 @@ class EventFile:
             missing = "--tensorboard needs TensorBoard, which is not installed"
             raise RequestError(f"{missing}.\npip install 'crmatch[tensorboard]'") from error
         self._directory, self._beside = directory, beside
-        self._file: BinaryIO | None = None
+        self._writer: SummaryWriter | None = None
         self._began = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if self._file is None and kind is None:
-            self._begin(self._directory.read_metrics())
-        if self._file is not None:
+        if self._writer is None and kind is None:
+            self._write(self._directory.read_metrics())
+        if self._writer is not None:
             with suppress(OSError):  # a full disk was reported when the event was written
-                self._file.close()
+                self._writer.close()
 
     def start(self, done: int, total: int) -> None:
         """Begin a file with the curves up to step `done`."""
         self._beside.start(done, total)
-        self._begin([line for line in self._directory.read_metrics() if line["step"] <= done])
+        self._write([line for line in self._directory.read_metrics() if line["step"] <= done])
 
     def advance(self, done: int) -> None:
-        """Steps between the points of the curves leave no event."""
+        """Pass the step on; only log points become events."""
         self._beside.advance(done)
 
-    def log(self, line: Mapping[str, Any]) -> None:
-        """One more line of curves."""
-        self._beside.log(dict(line))
-        self._add(line)
+    def log(self, line: dict[str, Any]) -> None:
+        """Write one line of curves."""
+        self._beside.log(line)
+        self._write([line])
 
-    def _begin(self, lines: list[dict[str, Any]]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        now, folder = time.time(), self._directory.tensorboard
-        self._began = now - (lines[-1]["seconds"] if lines else 0)
-        with self._writing():
-            folder.mkdir(exist_ok=True)
-            for old in folder.glob("events.out.tfevents.*"):
-                old.unlink()
-            self._file = (folder / f"events.out.tfevents.{now:.6f}.{socket.gethostname()}").open("wb")
-        self._write(Event(wall_time=self._began, file_version="brain.Event:2"))
-        # A TensorBoard that is looking forgets the points of the files that are gone.
-        self._write(Event(wall_time=self._began, step=0, session_log=SessionLog(status=SessionLog.START)))
-        for line in lines:
-            self._add(line)
-
-    def _add(self, line: Mapping[str, Any]) -> None:
-        """The clock of the events is the time of training, without the time between a stop and its continuation."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line)]
-        self._write(Event(wall_time=self._began + line["seconds"], step=line["step"], summary=Summary(value=values)))
-
-    def _write(self, event: Any) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        assert self._file is not None
-        with self._writing():
-            RecordWriter(self._file).write(event.SerializeToString())
-            self._file.flush()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        folder = self._directory.tensorboard
         try:
-            yield
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                for old in folder.glob("events.out.tfevents.*"):
+                    old.unlink()
+                # With purge_step, a TensorBoard that shows this run drops the points of the removed files.
+                self._writer = SummaryWriter(str(folder), purge_step=0)
+                self._began = time.time() - (lines[-1]["seconds"] if lines else 0)
+            for line in lines:
+                for tag, value in scalars(line):
+                    # Wall time is the time of training; it excludes the time between a stop and its continuation.
+                    self._writer.add_scalar(tag, value, line["step"], walltime=self._began + line["seconds"])
+            self._writer.flush()
         except OSError as error:
-            reason = f"cannot write to {self._directory.tensorboard}: {error.strerror}"
-            raise DataError(f"{reason}.\nFree some space; the same command continues.") from error
+            reason = f"cannot write to {folder}: {error.strerror}"
+            raise DataError(f"{reason}.\nFree some space, then run the same command again to resume.") from error
 
 
 def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Tag and value of everything in a line of curves that has a value at this step."""
+    """Tag and value of every curve that has a value at this log point."""
     for key, value in line.items():
         if key == "step" or not isinstance(value, int | float):
             continue

@@ -121,13 +121,13 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
     spec = specs[0]
     if spec.data.folder is None:
         return
-    from crmatch.cli.display import PictureProgress
+    from crmatch.cli.display import Bar
     from crmatch.data.folder.preflight import check_folder
     from crmatch.methods import METHODS
     from crmatch.runs.cost import describe_cost, estimate
 
     setting = workspace.setting_of(spec)
-    with PictureProgress(quiet) as progress:
+    with Bar("pictures", quiet) as progress:
         report = check_folder(Path(spec.data.folder), spec.data.image_size, workspace.data_dir, setting.labels_file, progress)
     if quiet:
         return

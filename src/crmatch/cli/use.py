@@ -1,4 +1,4 @@
-"""Commands that use a trained model: predict, export, review, suggest."""
+"""Commands that use a trained model: `crmatch predict`, `export`, `review` and `suggest`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crmatch.predict.model import Model
+    from crmatch.runs.workspace import Workspace
 
 MOST_NAMED = 20
+"""Unreadable files that are listed; further ones are counted."""
 CHECKED_IMAGES = 500
 
 
@@ -25,22 +27,22 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run, or of its model.")],
     pictures: Annotated[list[Path], typer.Argument(metavar="PICTURES...", help="Picture files, and folders of them.")],
     out: Annotated[Path | None, typer.Option("--out", help="A .csv or .json file (default: CSV on stdout).")] = None,
-    abstain: Annotated[float, typer.Option("--abstain", help="Leave the class empty below this confidence.")] = 0.0,
+    abstain: Annotated[
+        float, typer.Option("--abstain", min=0, max=1, help="Leave the class empty below this confidence, e.g. 0.8.")
+    ] = 0.0,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Add the probability of every class.")] = False,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Images that go through the network together.")] = 256,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images per pass through the network.")] = 256,
 ) -> None:
-    """Predict the classes of pictures; those that cannot be read are named and left empty."""
+    """Predict the classes of pictures; unreadable files are listed and get no class."""
     if out is not None and out.suffix not in (".csv", ".json"):
         raise RequestError(f"--out {out} is neither .csv nor .json.\nName a .csv or .json file.")
-    if not 0 <= abstain <= 1 or batch_size < 1:
-        raise RequestError(f"--abstain {abstain} or --batch-size {batch_size} is out of range.\nUse 0..1, and 1 or more.")
     from crmatch.atomic_files import write_file
-    from crmatch.cli.display import PictureProgress
+    from crmatch.cli.display import Bar
     from crmatch.predict.model import load
     from crmatch.predict.picture_files import list_pictures, predict_files
 
     model, paths = load(run), list_pictures(pictures)
-    with PictureProgress() as progress:
+    with Bar("pictures") as progress:
         found = predict_files(model, paths, batch_size, progress)
     for row, reason in list(found.unreadable.items())[:MOST_NAMED]:
         typer.echo(f"cannot be read: {paths[row]}: {reason}", err=True)
@@ -62,12 +64,13 @@ def export(
     data_dir: DataDirOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Write the model for other programs: uint8 (N, C, H, W) in, probabilities out; compared with our own answer."""
+    """Export the model: uint8 (N, C, H, W) in, probabilities out; the file is checked against the model."""
     from crmatch.predict.export import export_model
     from crmatch.predict.model import load
+    from crmatch.runs.workspace import Workspace
 
     model = load(run)
-    images, kind = _images_to_check(run, model, data_dir)
+    images, kind = _images_to_check(run, model, Workspace.at(data_dir=data_dir))
     target = out or run / ("model.pt2" if form == "torch" else "model.onnx")
     difference = export_model(model, form, target, images)
     if json_:
@@ -85,14 +88,16 @@ def review(
     most: Annotated[int | None, typer.Option("--most", min=1, help="Only this many, the least certain (default: all).")] = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Write a page of the unlabeled pictures with what the model believes, to confirm and correct labels."""
+    """Write a page of the unlabeled pictures with the model's predictions, to confirm or correct them as labels."""
     from crmatch.predict.label_suggestions import read_run
     from crmatch.report.review import write_review
+    from crmatch.runs.workspace import Workspace
 
-    reviewed = read_run(run, data_dir)
+    reviewed = read_run(run, Workspace.at(data_dir=data_dir))
     count = write_review(reviewed, out, most)
     typer.echo(f"{count:,} pictures to review: {out}")
-    where = reviewed.spec.data.folder or reviewed.spec.setting
+    spec = reviewed.run.record.spec
+    where = spec.data.folder or spec.setting
     typer.echo(f"Open it in a browser, download labels.csv, then: crmatch train {shlex.quote(where)} --labels labels.csv")
 
 
@@ -102,29 +107,27 @@ def suggest(
     data_dir: DataDirOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Say which unlabeled pictures are worth labeling next, and why."""
+    """Suggest which unlabeled pictures to label next, with the reasons."""
     from crmatch.predict.label_suggestions import read_run
     from crmatch.predict.label_suggestions import suggest as choose
+    from crmatch.runs.workspace import Workspace
 
-    found = choose(read_run(run, data_dir), count)
+    found = choose(read_run(run, Workspace.at(data_dir=data_dir)), count)
     print_rows([{"picture": item.name, "why": item.reason} for item in found], json_)
 
 
-def _images_to_check(run: Path, model: Model, data_dir: Path | None) -> tuple[Tensor, str]:
-    """Images to compare an exported model on: those of the run, or noise where they are gone."""
+def _images_to_check(run: Path, model: Model, workspace: Workspace) -> tuple[Tensor, str]:
+    """Images to compare an exported model on: the run's test or training images, or noise if its data is gone."""
     import torch
 
     from crmatch.data.images import resize
     from crmatch.randomness import generator
     from crmatch.runs.directory import RunDirectory
-    from crmatch.runs.experiment import load_run_data
-    from crmatch.spec.recipes import setting_of
 
     try:
-        spec = RunDirectory(run).read_spec()
-        if spec is None:
+        if (spec := RunDirectory(run).read_spec()) is None:
             raise DataError(f"{run} has no spec.json")
-        data, _ = load_run_data(spec, setting_of(spec, data_dir), data_dir)
+        data, _ = workspace.load(spec)
         part = data.test or data.train
         return resize(part.images[:CHECKED_IMAGES], model.image_size).contiguous(), "of its data"
     except (DataError, RequestError):

@@ -35,7 +35,6 @@ class Progress(Protocol):
 
     def start(self, total: int | None, already: int, label: str) -> None: ...  # noqa: D102
     def advance(self, count: int) -> None: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
 
 
 class Rows(NamedTuple):

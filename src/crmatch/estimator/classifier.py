@@ -1,6 +1,6 @@
-"""CRMatchClassifier: the methods of this package behind scikit-learn's contract.
+"""CRMatchClassifier: all methods of this package as a scikit-learn estimator.
 
-The same spec, data and seed give the same weights as the command line, to the bit: both hand an `Experiment` to the loop.
+The same spec, data and seed give bit-identical weights on the command line: both train an `Experiment` in the same loop.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    check_array,
-    check_consistent_length,
-    check_is_fitted,
-    column_or_1d,
-    validate_data,
-)
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
 from crmatch.cli.display import Display
@@ -44,31 +38,31 @@ EXPECTED_FAILED_CHECKS = {
     "check_classifiers_classes": "the last part has classes -1 and 1, but -1 means unlabeled, as in sklearn.semi_supervised "
     "(whose estimators this check exempts by their names); under such a name it passes",
 }
-"""Checks of scikit-learn that this estimator does not pass, each with the reason; published in docs/estimator.md."""
+"""Checks of scikit-learn that this estimator does not pass, with the reasons; docs/estimator.md lists them."""
 
 
 class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Image classifier for few labels and many unlabeled images.
 
     Args:
-        method: any of `crmatch show methods`.
+        method: a name from `crmatch show methods`.
         recipe: `quick` (minutes on a CPU), `paper`, `usb` or `original`.
-        steps: length of training; None: the recipe's.
-        image_shape: (H, W) or (H, W, C) of the pictures in a two-dimensional X. Without it such an X is taken as features
-            without geometry: one gray square per row, and nothing moves pixels.
-        image_size: side of the training images; None: the recipe's choice.
-        mirror: whether mirror images keep their class; None: the recipe's choice, which is yes. Say no for text.
-        options: any other key of the spec, as `--set` takes them, e.g. `{"method.threshold": 0.9}`.
+        steps: number of training steps; None for the recipe's.
+        image_shape: (H, W) or (H, W, C) of the pictures in a two-dimensional X. Without it, the columns of such an X are
+            features without geometry: each row becomes a grayscale square, and augmentation moves no pixels.
+        image_size: side of the training images; None for the recipe's.
+        mirror: whether mirrored images keep their class; None for the recipe's choice, which is True. Use False for text.
+        options: other keys of the spec, as for `--set`, e.g. `{"method.threshold": 0.9}`.
         device: `auto`, `cpu` or `cuda`.
-        random_state: seed of everything; None draws one.
-        verbose: show progress.
+        random_state: the seed; None for a random one.
+        verbose: whether to show progress.
 
     Attributes:
         classes_: sorted classes.
         transduction_: the class of each training image, given or predicted.
         history_: curves, one dict per log point.
-        n_iter_: steps taken.
-        spec_: everything about the run.
+        n_iter_: number of training steps.
+        spec_: the spec of the run.
         model_: the trained `crmatch.predict.model.Model`.
     """
 
@@ -98,12 +92,12 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train.
+        """Train on labeled and unlabeled images.
 
         Args:
-            X: pictures uint8 (N, H, W[, C]), rows of numbers (N, features), or N paths of picture files. Other numbers than
-                uint8 are scaled by the range seen here.
-            y: N classes; -1, NaN, None or "" where unlabeled. Where every image is labeled, all serve as unlabeled ones too.
+            X: pictures uint8 (N, H, W[, C]), rows of numbers (N, features), or N paths of picture files. Numbers of any
+                other type are scaled to 0..255 by the range in this X.
+            y: N classes; -1, NaN, None or "" means unlabeled. If all images are labeled, they are the unlabeled ones too.
         """
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
@@ -118,11 +112,11 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.spec_ = self._spec(self.input_format_, known)
         images = self.input_format_.images(X, self.spec_.data.image_size)
         self._train(ImageSet(images, known, tuple(str(name) for name in self.classes_)))
-        numbers = known.clone()
         unlabeled = known == UNLABELED
         if unlabeled.any():
-            numbers[unlabeled] = self.model_.predict_probabilities(images[unlabeled]).argmax(dim=1)
-        self.transduction_ = self.classes_[numbers.numpy()]
+            known = known.clone()
+            known[unlabeled] = self.model_.predict_probabilities(images[unlabeled]).argmax(dim=1)
+        self.transduction_ = self.classes_[known.numpy()]
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -134,21 +128,21 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """The most probable class of each image."""
-        probabilities = self.predict_proba(X)
-        classes: Array = self.classes_[probabilities.argmax(axis=1)]
+        best = self.predict_proba(X).argmax(axis=1)  # raises if the estimator is not fitted, so before classes_
+        classes: Array = self.classes_[best]
         return classes
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy on the labeled entries; those whose label is unlabeled do not count."""
+        """Accuracy on the labeled entries of y; unlabeled ones are left out."""
         labels = column_or_1d(y)
         known = (read_labels(labels)[1] != UNLABELED).numpy()
         if not known.any():
-            raise RequestError("every entry of y is unlabeled: there is nothing to score.\nGive labels for some.")
+            raise RequestError("every entry of y is unlabeled: there is nothing to score.\nGive some labels.")
         weights = None if sample_weight is None else np.asarray(sample_weight)[known]
         return float(accuracy_score(labels[known], self.predict(X)[known], sample_weight=weights))
 
     def _checked(self, X: Any, reset: bool) -> Any:
-        """X as scikit-learn wants it checked: an array of finite numbers; paths as they are."""
+        """X as an array of finite numbers, checked by scikit-learn; paths are returned unchanged."""
         if are_paths(X):
             return X
         if (np.ndim(X) if isinstance(X, list | tuple) else getattr(X, "ndim", 2)) > 2:
@@ -156,14 +150,13 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return validate_data(self, X, reset=reset)
 
     def _spec(self, form: InputFormat, known: Tensor) -> RunSpec:
-        """The recipe's spec with the keys that parameters and data change; `options` come last."""
+        """The recipe's spec with the changes that parameters and data require; `options` override them."""
         labeled = int((known != UNLABELED).sum())
         setting = Setting("array", max(1, round(labeled / len(self.classes_))), form.side, form.channels, GENERIC)
-        spec = make_recipe(setting, self.method, self.recipe)
         seed = self.random_state
         if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
             seed = check_random_state(seed).randint(2**31)
-        asked = {
+        changes = {
             "seed": int(seed),
             "plan.steps": self.steps,
             "data.image_size": self.image_size,
@@ -173,12 +166,12 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if form.kind == "features":
             if self.image_size is not None:
                 raise RequestError("image_size was given for features without geometry.\nGive image_shape too, or neither.")
-            asked |= {"data.image_size": form.side, "augmentation.padding": 0}
-            asked |= {"augmentation.mirror": False, "augmentation.geometry": False}
+            changes |= {"data.image_size": form.side, "augmentation.padding": 0}
+            changes |= {"augmentation.mirror": False, "augmentation.geometry": False}
             if "rotation_weight" in method_class(self.method).model_fields:
-                asked["method.rotation_weight"] = 0
-        changes = {key: value for key, value in asked.items() if value is not None}
-        return replace(spec, **{**changes, **(self.options or {})})
+                changes["method.rotation_weight"] = 0
+        given = {key: value for key, value in changes.items() if value is not None}
+        return replace(make_recipe(setting, self.method, self.recipe), **{**given, **(self.options or {})})
 
     def _train(self, train_set: ImageSet) -> None:
         spec = self.spec_
@@ -199,7 +192,7 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_ = build_model(*experiment.deployed(training.models))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Plain values only: the network as the content of its safetensors file."""
+        """The network is pickled as the content of a safetensors file, so that the pickle holds plain values only."""
         state = dict(super().__getstate__())
         if "model_" in state:
             model = state["model_"]

@@ -19,10 +19,11 @@ from crmatch.predict.model import Model
 
 LARGEST_DIFFERENCE = 1e-4
 Format = Literal["torch", "onnx"]
+Predict = Callable[[Tensor], Tensor]
 
 
-class Deployed(nn.Module):
-    """uint8 (N, C, H, W) at the model's image size -> probabilities (N, K); normalization and softmax are inside."""
+class _Deployed(nn.Module):
+    """uint8 (N, C, H, W) at the model's image size -> probabilities (N, K), with normalization and softmax included."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -35,14 +36,13 @@ class Deployed(nn.Module):
         self.register_buffer("shift", mean / std)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Probabilities (N, K) of uint8 images (N, C, H, W)."""
         scale, shift = cast(Tensor, self.scale), cast(Tensor, self.shift)
         logits: Tensor = self.network(images.to(scale.dtype) * scale - shift).logits
         return logits.softmax(dim=1)
 
 
 def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float:
-    """Write `model` to `out` and compare what the file says about `images` with the model's own answer.
+    """Write `model` to `out`, read the file back and compare its predictions on `images` with the model's.
 
     Args:
         model: a loaded model.
@@ -51,11 +51,16 @@ def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float
         images: uint8 (N, C, H, W) at the model's image size, at least two.
 
     Returns:
-        The largest difference between any two probabilities.
+        The largest absolute difference of a probability.
     """
-    read = _EXPORTERS[form](Deployed(model).eval(), out, images[:2].contiguous())
-    expected, sizes = model.predict_probabilities(images), (1, 7, len(images))
-    found = [read(images[:size].contiguous()) for size in sizes]  # any number of images must do
+    batch = torch.export.Dim("batch", min=1)
+    with torch.no_grad():
+        program = torch.export.export(
+            _Deployed(model).eval(), (images[:2].contiguous(),), dynamic_shapes={"images": {0: batch}}
+        )
+    read = _write_torch(program, out) if form == "torch" else _write_onnx(program, out)
+    expected = model.predict_probabilities(images)
+    found = [read(images[:size].contiguous()) for size in (1, 7, len(images))]  # the batch size must not be fixed
     difference = max(float((part - expected[: len(part)]).abs().max()) for part in found)
     if difference > LARGEST_DIFFERENCE:
         raise RequestError(
@@ -64,38 +69,26 @@ def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float
     return difference
 
 
-def _export_torch(module: Deployed, out: Path, example: Tensor) -> Callable[[Tensor], Tensor]:
+def _write_torch(program: torch.export.ExportedProgram, out: Path) -> Predict:
     file = io.BytesIO()
-    torch.export.save(_traced(module, example), file)
+    torch.export.save(program, file)
     write_file(out, file.getvalue())
-    program = torch.export.load(out).module()
-    return lambda images: cast(Tensor, program(images).detach())
+    module = torch.export.load(out).module()
+    return lambda images: cast(Tensor, module(images).detach())
 
 
-def _export_onnx(module: Deployed, out: Path, example: Tensor) -> Callable[[Tensor], Tensor]:
+def _write_onnx(program: torch.export.ExportedProgram, out: Path) -> Predict:
     try:
         import onnxruntime
-        import onnxscript  # noqa: F401 - what torch's exporter needs
+        import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError as error:
         raise RequestError(f"{error.name} is not installed.\nInstall what ONNX needs: pip install 'crmatch[onnx]'") from error
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision, which nothing here needs
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports that torchvision is missing, which is not needed
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own deprecations
-        program: Any = torch.onnx.export(
-            _traced(module, example), (), input_names=["images"], output_names=["probabilities"], dynamo=True, verbose=False
+        warnings.simplefilter("ignore")  # deprecation warnings inside the exporter
+        exported: Any = torch.onnx.export(
+            program, (), input_names=["images"], output_names=["probabilities"], dynamo=True, verbose=False
         )
-    write_file(out, program.model_proto.SerializeToString())
+    write_file(out, exported.model_proto.SerializeToString())
     session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
-
-
-def _traced(module: Deployed, example: Tensor) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch", min=1)
-    with torch.no_grad():
-        return torch.export.export(module, (example,), dynamic_shapes={"images": {0: batch}})
-
-
-_EXPORTERS: dict[str, Callable[[Deployed, Path, Tensor], Callable[[Tensor], Tensor]]] = {
-    "torch": _export_torch,
-    "onnx": _export_onnx,
-}

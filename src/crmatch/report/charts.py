@@ -1,6 +1,6 @@
-"""Geometry of the page's charts: values become places in percent of the plot; the template draws them. Imports no torch.
+"""Geometry of the page's charts: values become positions in percent of the plot; the template draws them. Imports no torch.
 
-Plots are drawn in a box of 100 x 100 that stretches with the page while its text, which is HTML, keeps its size.
+Plots are drawn in a 100 x 100 box that stretches with the page; the text around it is HTML and keeps its size.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from crmatch.analysis.curves import Points
 
 COLORS = 8
-"""Number of series that can be told apart."""
+"""Number of distinguishable colors."""
 
 
 class Series(NamedTuple):
-    """A line to draw: its name, (step, value) points, its color 1..`COLORS`, and whether it is dashed."""
+    """The input of a line: its name, (step, value) points, its color 1..`COLORS`, and whether it is dashed."""
 
     label: str
     points: Points
@@ -25,14 +25,14 @@ class Series(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A mark of an axis: its place in percent from the left or the top, and what it says."""
+    """A tick of an axis: its position in percent from the left or the top, and its text."""
 
     place: float
     text: str
 
 
 class Line(NamedTuple):
-    """A drawn series: its `points` are the attribute of an SVG polyline, `last` is its last value as text."""
+    """A series to draw: `points` is the attribute of an SVG polyline, `last` is its last value as text."""
 
     label: str
     points: str
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart ready to draw."""
+    """A chart with its axes and lines."""
 
     title: str
     note: str
@@ -55,7 +55,7 @@ class Chart(NamedTuple):
 def line_chart(
     title: str, series: Sequence[Series], *, unit: str = "%", note: str = "", top: float | None = None
 ) -> Chart | None:
-    """A chart of values over steps, from 0 to `top` or a round number above all values; None without a point to draw."""
+    """A chart of values over steps, from 0 to `top` or to a round number above all values; None without points."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return None
@@ -72,7 +72,8 @@ def line_chart(
     lines = []
     for one in drawn:
         points = " ".join(place(step, value) for step, value in one.points if math.isfinite(value))
-        lines.append(Line(one.label, points, one.color, one.dashed, _number(one.points[-1][1], unit)))
+        last = one.points[-1][1]
+        lines.append(Line(one.label, points, one.color, one.dashed, f"{last:.2f} %" if unit == "%" else f"{last:.3g}"))
     return Chart(
         title,
         note,
@@ -84,14 +85,10 @@ def line_chart(
 
 
 def round_marks(low: float, high: float, count: int = 4) -> list[float]:
-    """About `count` + 1 round numbers (1, 2 or 5 times a power of ten apart) that reach from `low` to `high` or beyond."""
+    """About `count` + 1 round numbers, 1, 2 or 5 times a power of ten apart, that cover `low` to `high`."""
     span = max(high - low, 1e-9)
     power = 10.0 ** math.floor(math.log10(span / count))
     step = next(factor * power for factor in (1, 2, 5, 10) if span / (factor * power) <= count)
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [round(place * step, 12) for place in range(first, max(last, first + 1) + 1)]
-
-
-def _number(value: float, unit: str) -> str:
-    return f"{value:.2f} %" if unit == "%" else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""The paper's figures drawn with matplotlib: t-SNE, training curves, error over the threshold, the teaser's toy."""
+"""The paper's figures, drawn with matplotlib: t-SNE, training curves, error over the threshold, the toy of Figure 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
 from crmatch.analysis.curves import PSEUDO_LABEL_CURVES, Points, Summary
 from crmatch.errors import DataError, RequestError
@@ -51,19 +50,12 @@ def draw_curves(runs: Mapping[str, Mapping[str, Points]], out: Path) -> None:
 
 
 def draw_threshold(errors: Mapping[float, Summary], title: str, out: Path) -> None:
-    """Test error over the confidence threshold, with deviations over splits where there are several."""
+    """Test error over the confidence threshold, with standard deviations over splits and seeds."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     panel = figure.subplots()
     summaries = list(errors.values())
-    panel.errorbar(
-        list(errors),
-        [one.mean for one in summaries],
-        yerr=[one.std for one in summaries],
-        color=COLORS[0],
-        marker="o",
-        capsize=3,
-        linewidth=1.6,
-    )
+    means, deviations = [one.mean for one in summaries], [one.std for one in summaries]
+    panel.errorbar(list(errors), means, yerr=deviations, color=COLORS[0], marker="o", capsize=3, linewidth=1.6)
     counts = sorted({one.n for one in summaries})
     panel.set_title(f"{title}, n = {' to '.join(map(str, counts[:: max(len(counts) - 1, 1)]))}", loc="left", fontsize=11)
     panel.set_xlabel("confidence threshold")
@@ -74,7 +66,7 @@ def draw_threshold(errors: Mapping[float, Summary], title: str, out: Path) -> No
 
 
 def draw_embedding(embedding: Embedding, out: Path) -> None:
-    """t-SNE of several models side by side, points in the colors of their classes, gray where the class is unknown."""
+    """t-SNE of several models side by side; points have the colors of their classes, gray for unknown classes."""
     count = len(embedding.points)
     figure = Figure(figsize=(4.6 * count, 5.2), layout="constrained")
     panels = figure.subplots(1, count, squeeze=False)[0]
@@ -89,16 +81,18 @@ def draw_embedding(embedding: Embedding, out: Path) -> None:
         panel.set_title(title, fontsize=10)
         panel.set(xticks=[], yticks=[])
     if len(names) <= 20:
+        # matplotlib would read `$` as mathematics and hide names that begin with `_`.
+        labels = [f" {name}".replace("$", r"\$") for name in names]
         handles = [
-            Line2D([], [], marker="o", linestyle="", color=shade, label=_text(name))
-            for name, shade in zip(names, shades, strict=True)
+            Line2D([], [], marker="o", linestyle="", color=shade, label=label)
+            for label, shade in zip(labels, shades, strict=True)
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 5 * count), fontsize=9, frameon=False)
     _save(figure, out)
 
 
 def draw_teaser(toys: Mapping[Mode, Toy], errors: Mapping[Mode, Summary], out: Path) -> None:
-    """Features of the toy: circles of weak, stars of strong views, colored by class, and the boundary between classes."""
+    """Features of the toy: circles are weak views, stars are strong views, colors are classes; with the decision boundary."""
     figure = Figure(figsize=(4 * len(toys), 4.4), layout="constrained")
     for panel, (mode, toy) in zip(figure.subplots(1, len(toys)), toys.items(), strict=True):
         every = np.concatenate([toy.weak, toy.strong])
@@ -109,7 +103,10 @@ def draw_teaser(toys: Mapping[Mode, Toy], errors: Mapping[Mode, Summary], out: P
             of_class = toy.labels == label
             panel.scatter(*toy.strong[of_class].T, marker="*", s=26, color=color, alpha=0.45, linewidths=0)
             panel.scatter(*toy.weak[of_class].T, marker="o", s=13, color=color, edgecolors="white", linewidths=0.4)
-        _boundary(panel, toy.boundary)
+        a, b, c = toy.boundary.tolist()
+        if square := a * a + b * b:
+            x, y = -a * c / square, -b * c / square  # the point of a x + b y + c = 0 nearest to the origin
+            panel.axline((x, y), (x - b, y + a), color="black", linewidth=1.4)
         summary = errors[mode]
         panel.set_title(
             f"{TOY_TITLES[mode]}\ntest error {summary.mean:.1f} ± {summary.std:.1f} %, n = {summary.n}", fontsize=10
@@ -122,30 +119,16 @@ def draw_teaser(toys: Mapping[Mode, Toy], errors: Mapping[Mode, Summary], out: P
     _save(figure, out)
 
 
-def _boundary(panel: Axes, plane: NDArray[np.float64]) -> None:
-    """The line a x + b y + c = 0, through its point nearest to the origin."""
-    a, b, c = plane.tolist()
-    square = a * a + b * b
-    if square:
-        nearest = (-a * c / square, -b * c / square)
-        panel.axline(nearest, (nearest[0] - b, nearest[1] + a), color="black", linewidth=1.4)
-
-
 def _plain(panel: Axes) -> None:
     panel.grid(color="#e4e4e0", linewidth=0.8)
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _text(name: str) -> str:
-    """A name as it is: matplotlib would read `$` as mathematics and hide what begins with `_`."""
-    return f" {name}".replace("$", r"\$")
-
-
 def _save(figure: Figure, out: Path) -> None:
-    """Write the figure in the format of its name."""
+    """Write the figure in the format of its extension."""
     known = figure.canvas.get_supported_filetypes()
     if out.suffix[1:].lower() not in known:
-        raise RequestError(f"--out {out} names no format of pictures.\nUse .png, .svg or .pdf.")
+        raise RequestError(f"--out {out} has no known picture format.\nUse .png, .svg or .pdf.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)

@@ -1,4 +1,4 @@
-"""Pictures of augmentation, as in the paper's appendix and in the right half of its Figure 1."""
+"""Pictures of the augmentations, as in the paper's appendix and in the right half of its Figure 1."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MARGIN = 8
 
 
 class Subject(NamedTuple):
-    """What to augment.
+    """Images to augment.
 
     Attributes:
         images: uint8 (N, C, H, W), square; the first one is shown in every figure.
-        mirror: whether the weak view may mirror.
-        name: where the images come from.
+        mirror: whether weak augmentation mirrors.
+        name: for the titles.
     """
 
     images: Tensor
@@ -38,7 +38,7 @@ class Subject(NamedTuple):
 
 
 def read_picture(path: Path, size: int = 96) -> Tensor:
-    """One picture file as uint8 (1, 3, size, size), turned upright, its center cropped."""
+    """One picture file as uint8 (1, 3, size, size), upright and center-cropped."""
     try:
         pixels = decode_picture(path, size, channels=3)
     except DataError as error:
@@ -46,45 +46,41 @@ def read_picture(path: Path, size: int = 96) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)[None]
 
 
-def transformation_table(variant: str = "paper") -> list[dict[str, str]]:
+def transformation_table(variant: str) -> list[dict[str, str]]:
     """The paper's table of transformations: name, description, parameter, range."""
     rows = []
     for name in VARIANTS[variant].operations:
-        magnitude = VARIANTS[variant].magnitudes.get(name)
-        operation = OPERATIONS[name]
-        low, high = _ends(magnitude, variant) if magnitude else (0.0, 0.0)
-        rows.append(
-            {
-                "transformation": name,
-                "description": operation.description,
-                "parameter": operation.unit if magnitude else "",
-                "range": f"[{low:g}, {high:g}]" if magnitude else "",
-            }
-        )
+        row = {"transformation": name, "description": OPERATIONS[name].description, "parameter": "", "range": ""}
+        if magnitude := VARIANTS[variant].magnitudes.get(name):
+            low, high = _ends(magnitude, variant)
+            row |= {"parameter": OPERATIONS[name].unit, "range": f"[{low:g}, {high:g}]"}
+        rows.append(row)
     return rows
 
 
-def draw_gallery(subject: Subject, out: Path, variant: str = "paper", seed: int = 0) -> None:
-    """All figures, one below the other, as a PNG."""
-    figures = [
-        ("Every operation over its range", operations_figure(subject, variant)),
-        (f"{EXAMPLES} strong views of one image", examples_figure(subject, variant, seed, strong=True)),
-        (f"{EXAMPLES} weak views of one image", examples_figure(subject, variant, seed, strong=False)),
-        ("Weak views above strong views", pairs_figure(subject, variant, seed)),
-    ]
-    width = max(figure.width for _, figure in figures) + 2 * MARGIN
-    height = sum(figure.height + 44 for _, figure in figures) + MARGIN
+def draw_gallery(subject: Subject, out: Path, variant: str) -> None:
+    """Write four figures, one below the other, as a PNG."""
+    one, several = subject.images[:1].expand(EXAMPLES, -1, -1, -1), subject.images[:COLUMNS]
+    pairs = torch.cat([_views(several, subject.mirror, variant, strong) for strong in (False, True)])
+    figures = {
+        "Every operation over its range": _operations_figure(subject, variant),
+        f"{EXAMPLES} strong views of one image": grid(_views(one, subject.mirror, variant, strong=True), COLUMNS),
+        f"{EXAMPLES} weak views of one image": grid(_views(one, subject.mirror, variant, strong=False), COLUMNS),
+        "Weak views above strong views": grid(pairs, len(several)),
+    }
+    width = max(figure.width for figure in figures.values()) + 2 * MARGIN
+    height = sum(figure.height + 44 for figure in figures.values()) + MARGIN
     page = Image.new("RGB", (width, height), PAPER)
     pen, top = ImageDraw.Draw(page), MARGIN
-    for title, figure in figures:
+    for title, figure in figures.items():
         write(pen, (MARGIN, top), f"{title} ({subject.name}, variant {variant})", 20)
         page.paste(figure, (MARGIN, top + 32))
         top += figure.height + 44
     save(page, out)
 
 
-def operations_figure(subject: Subject, variant: str) -> Image.Image:
-    """One row per operation, values rising from left to right, the original first."""
+def _operations_figure(subject: Subject, variant: str) -> Image.Image:
+    """One row per operation: the original, then values increasing from left to right."""
     left, row_height = 110, TILE + 18
     figure = Image.new("RGB", (left + (COLUMNS + 1) * (TILE + GAP), len(VARIANTS[variant].operations) * row_height), PAPER)
     pen = ImageDraw.Draw(figure)
@@ -105,21 +101,8 @@ def operations_figure(subject: Subject, variant: str) -> Image.Image:
     return figure
 
 
-def examples_figure(subject: Subject, variant: str, seed: int, strong: bool) -> Image.Image:
-    """Many augmented versions of the first image."""
-    views = _views(subject.images[:1].expand(EXAMPLES, -1, -1, -1), subject.mirror, variant, seed, strong)
-    return grid(views, COLUMNS)
-
-
-def pairs_figure(subject: Subject, variant: str, seed: int) -> Image.Image:
-    """Several images: their weak views above their strong views."""
-    images = subject.images[:COLUMNS]
-    weak, strong = (_views(images, subject.mirror, variant, seed, kind) for kind in (False, True))
-    return grid(torch.cat([weak, strong]), len(images))
-
-
-def _views(images: Tensor, mirror: bool, variant: str, seed: int, strong: bool) -> Tensor:
-    randomness = generator(seed, "gallery/strong" if strong else "gallery/weak")
+def _views(images: Tensor, mirror: bool, variant: str, strong: bool) -> Tensor:
+    randomness = generator(0, "gallery/strong" if strong else "gallery/weak")
     size = images.shape[3]
     weak = weak_views(images, WeakAugmentation(size // 8, mirror), randomness)
     if not strong:

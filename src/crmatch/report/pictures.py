@@ -1,11 +1,4 @@
-"""Drawing with Pillow: tiles, grids, labels; shared by all picture pages.
-
-Images inside the page: small pictures as data addresses, so that the page needs no other file.
-
-Contact sheets: a few pictures of every class under its name, to see that labels and images belong together.
-
-Pictures of a run for its page: mistakes, doubts and calibration of the evaluated model, from its own data.
-"""
+"""Pictures drawn with Pillow: tiles, grids and contact sheets, and images embedded in HTML pages."""
 
 from __future__ import annotations
 
@@ -13,27 +6,42 @@ import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from crmatch.analysis.finished_run import Bin, Prediction, confident_mistakes, least_certain, open_run, reliability
+from crmatch.analysis.finished_run import open_run
 from crmatch.data.images import ImageSet
 from crmatch.errors import DataError
+from crmatch.evaluation import Bin, reliability
+from crmatch.runs.workspace import Workspace
 
 TILE = 64
 GAP = 4
 INK, PAPER = (32, 32, 32), (255, 255, 255)
+LABEL = 130
+"""Width of the class names on a contact sheet."""
+CLASSES_PER_COLUMN = 25
+LARGEST = 96
+"""Larger images are shrunk to this side in pages; above 32 pixels they are stored as JPEG, a tenth of PNG's size."""
+RIGHT, WRONG = (37, 106, 191), (208, 73, 32)
+"""Colors of large confusion matrices; the value is the opacity, so that they suit light and dark pages."""
+SHOWN = 24
+
+
+def picture(image: Tensor) -> Image.Image:
+    """An image uint8 (C, H, W) with one or three channels as a Pillow image."""
+    pixels = image.permute(1, 2, 0).contiguous().numpy()
+    return Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
 
 
 def tile(image: Tensor) -> Image.Image:
-    """An image uint8 (C, H, W) as a square picture of `TILE` pixels, its pixels kept visible."""
-    pixels = image.permute(1, 2, 0).numpy()
-    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else np.ascontiguousarray(pixels))
-    smooth = max(picture.size) > TILE
-    return picture.convert("RGB").resize((TILE, TILE), Image.Resampling.BOX if smooth else Image.Resampling.NEAREST)
+    """An image uint8 (C, H, W) as a square picture of `TILE` pixels; a small image keeps its pixels visible."""
+    full = picture(image)
+    resampling = Image.Resampling.BOX if max(full.size) > TILE else Image.Resampling.NEAREST
+    return full.convert("RGB").resize((TILE, TILE), resampling)
 
 
 def grid(images: Tensor, columns: int) -> Image.Image:
@@ -46,7 +54,7 @@ def grid(images: Tensor, columns: int) -> Image.Image:
 
 
 def write(pen: ImageDraw.ImageDraw, place: tuple[int, int], text: str, size: int) -> None:
-    """Text in Pillow's own font, so that no font file is needed."""
+    """Write text in Pillow's built-in font, so that no font file is needed."""
     pen.text(place, text, INK, ImageFont.load_default(size))
 
 
@@ -59,44 +67,8 @@ def save(page: Image.Image, out: Path) -> None:
         raise DataError(f"cannot write {out}: {error.strerror or error}.\nChoose another --out.") from error
 
 
-LARGEST = 96
-"""Side above which pictures are shrunk; above 32 pixels they become JPEG, a tenth of PNG's size."""
-RIGHT, WRONG = (37, 106, 191), (208, 73, 32)
-"""Colors of large confusion matrices; opacity carries the value, so that they suit light and dark pages."""
-
-
-def thumbnail(image: Tensor) -> str:
-    """A data address of an image uint8 (C, H, W)."""
-    pixels = image.permute(1, 2, 0).numpy()
-    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else np.ascontiguousarray(pixels))
-    if max(picture.size) > LARGEST:
-        picture.thumbnail((LARGEST, LARGEST), Image.Resampling.BOX)
-    small = max(picture.size) <= 32
-    return _address(picture, "PNG" if small else "JPEG")
-
-
-def confusion_picture(shares: Sequence[Sequence[float]]) -> str:
-    """A data address of a picture with one pixel per cell of a confusion matrix given as shares 0..1 of each row."""
-    values = np.asarray(shares, dtype=np.float64)
-    pixels = np.zeros((*values.shape, 4), dtype=np.uint8)
-    pixels[..., :3] = WRONG
-    pixels[np.arange(len(values)), np.arange(len(values)), :3] = RIGHT
-    pixels[..., 3] = np.rint(255 * np.sqrt(values))
-    return _address(Image.fromarray(pixels), "PNG")
-
-
-def _address(picture: Image.Image, kind: str) -> str:
-    buffer = io.BytesIO()
-    picture.save(buffer, kind, **({"optimize": True} if kind == "PNG" else {"quality": 85}))
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-LABEL = 130
-CLASSES_PER_COLUMN = 25
-
-
 def draw_contact_sheet(images: ImageSet, title: str, out: Path) -> None:
-    """One row per class with its first pictures; long lists of classes go on in further columns."""
+    """One row per class with its first pictures; many classes continue in further columns."""
     per_class = 10 if images.classes <= CLASSES_PER_COLUMN else 4
     columns = -(-images.classes // CLASSES_PER_COLUMN)
     rows = min(images.classes, CLASSES_PER_COLUMN)
@@ -113,11 +85,25 @@ def draw_contact_sheet(images: ImageSet, title: str, out: Path) -> None:
     save(page, out)
 
 
-SHOWN = 24
+def data_url(image: Image.Image, kind: str, **options: Any) -> str:
+    """An image as a data URL, so that a page needs no other file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def confusion_picture(shares: Sequence[Sequence[float]]) -> str:
+    """A data URL of a picture with one pixel per cell of a confusion matrix, given as shares 0..1 of each row."""
+    values = np.asarray(shares, dtype=np.float64)
+    pixels = np.zeros((*values.shape, 4), dtype=np.uint8)
+    pixels[..., :3] = WRONG
+    pixels[np.arange(len(values)), np.arange(len(values)), :3] = RIGHT
+    pixels[..., 3] = np.rint(255 * np.sqrt(values))
+    return data_url(Image.fromarray(pixels), "PNG", optimize=True)
 
 
 class Thumbnail(NamedTuple):
-    """A picture with its prediction: classes by name, `truth` empty where unknown, confidence as text."""
+    """An image as a data URL with its two most probable classes, its true class (empty if unknown) and its confidence."""
 
     address: str
     predicted: str
@@ -127,12 +113,12 @@ class Thumbnail(NamedTuple):
 
 
 class ImageViews(NamedTuple):
-    """What the page shows of single images.
+    """Single images on the report page, and the calibration.
 
     Attributes:
         mistakes: the most confident mistakes on the test set.
-        uncertain: the least certain images, of the test set or, without one, of the unlabeled images.
-        uncertain_source: which of both.
+        uncertain: the images with the lowest confidence, from the test set or, without one, from the unlabeled images.
+        uncertain_source: `test` or `unlabeled`.
         bins: reliability on the test set.
     """
 
@@ -142,33 +128,50 @@ class ImageViews(NamedTuple):
     bins: list[Bin]
 
 
-def image_views(path: Path, data_dir: Path | None) -> ImageViews:
-    """Predict the run's test images, or its unlabeled ones where there is no test set, and pick what is worth seeing."""
-    run = open_run(path, data_dir)
+def image_views(path: Path, workspace: Workspace) -> ImageViews:
+    """Predict the run's test images, or its unlabeled ones if there is no test set, and pick those to show."""
+    run = open_run(path, workspace)
     names = run.model.class_names
+    if run.data.test is not None:
+        images, labels = run.data.test.images, run.data.test.labels
+    else:
+        images, labels = (part[run.split.unlabeled] for part in (run.data.train.images, run.data.train.labels))
+    probabilities = run.model.predict_probabilities(images)
 
-    def shown(images: Tensor, predictions: list[Prediction]) -> list[Thumbnail]:
+    def shown(rows: Tensor) -> list[Thumbnail]:
+        confidence, classes = probabilities[rows].topk(2, dim=1)
+        columns = (column.tolist() for column in (rows, *classes.T, labels[rows], confidence[:, 0]))
         return [
             Thumbnail(
-                thumbnail(images[one.row]),
-                names[one.predicted],
-                names[one.second],
-                names[one.truth] if one.truth >= 0 else "",
-                f"{min(100 * one.confidence, 99.9):.1f} %",
+                _thumbnail(images[row]),
+                names[first],
+                names[second],
+                names[truth] if truth >= 0 else "",
+                f"{min(100 * value, 99.9):.1f} %",
             )
-            for one in predictions
+            for row, first, second, truth, value in zip(*columns, strict=True)
         ]
 
+    uncertain = shown(least_certain(probabilities, SHOWN))
     if run.data.test is None:
-        images = run.data.train.images[run.split.unlabeled]
-        probabilities = run.model.predict_probabilities(images)
-        unknown = run.data.train.labels[run.split.unlabeled]
-        return ImageViews([], shown(images, least_certain(probabilities, unknown, SHOWN)), "unlabeled", [])
-    images, labels = run.data.test.images, run.data.test.labels
-    probabilities = run.model.predict_probabilities(images)
-    return ImageViews(
-        shown(images, confident_mistakes(probabilities, labels, SHOWN)),
-        shown(images, least_certain(probabilities, labels, SHOWN)),
-        "test",
-        reliability(probabilities, labels),
-    )
+        return ImageViews([], uncertain, "unlabeled", [])
+    mistakes = shown(confident_mistakes(probabilities, labels, SHOWN))
+    return ImageViews(mistakes, uncertain, "test", reliability(probabilities, labels))
+
+
+def confident_mistakes(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Rows of up to `count` misclassified images of (N, K) probabilities, the most confident first."""
+    confidence, predicted = probabilities.max(dim=1)
+    wrong = ((predicted != labels) & (labels >= 0)).nonzero().squeeze(1)
+    return wrong[confidence[wrong].argsort(descending=True, stable=True)[:count]]
+
+
+def least_certain(probabilities: Tensor, count: int) -> Tensor:
+    """Rows of up to `count` images of (N, K) probabilities, the lowest confidence first."""
+    return probabilities.amax(dim=1).argsort(stable=True)[:count]
+
+
+def _thumbnail(image: Tensor) -> str:
+    small = picture(image)
+    small.thumbnail((LARGEST, LARGEST), Image.Resampling.BOX)  # does nothing to smaller images
+    return data_url(small, "PNG", optimize=True) if max(small.size) <= 32 else data_url(small, "JPEG", quality=85)

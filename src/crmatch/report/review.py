@@ -1,17 +1,13 @@
-"""The review page: the unlabeled pictures of a run with what its model believes, in one file that needs nothing else."""
+"""The review page: a run's unlabeled pictures with its model's predictions, in one file that needs nothing else."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import io
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from jinja2 import Environment, PackageLoader
-from numpy.typing import NDArray
-from PIL import Image
 
 from crmatch.atomic_files import write_file
 from crmatch.data.folder.scan import LABELS_FILE, label_lines
@@ -19,75 +15,74 @@ from crmatch.data.folder.workers import decode_pictures
 from crmatch.errors import RequestError
 from crmatch.methods import METHODS
 from crmatch.predict.label_suggestions import ReviewedRun
+from crmatch.report.pictures import data_url, picture
 
 THUMBNAIL = 80
 """Side in pixels of the thumbnails of a folder's pictures; images of a data set are shown as they are."""
 SHOWN_CLASSES = 3
 
 
-def write_review(run: ReviewedRun, out: Path, most: int | None = None) -> int:
-    """Write the page of the unlabeled images, or of the `most` least certain ones; returns how many there are."""
-    order = run.beliefs.uncertainty.argsort(descending=True, stable=True)[:most].tolist()
-    if not order:
+def write_review(reviewed: ReviewedRun, out: Path, most: int | None = None) -> int:
+    """Write the page of the unlabeled images, or of the `most` least certain ones; returns their number."""
+    run, spec = reviewed.run, reviewed.run.record.spec
+    images = _images(reviewed, most)
+    if not images:
         raise RequestError("this run has no unlabeled images: there is nothing to review.")
-    thumbnails = _thumbnails(run, [int(run.beliefs.rows[place]) for place in order])
-    spec = run.spec
+    classes = list(run.model.class_names)
+    # Under this key the browser stores the labels; the same pictures and classes give the same key.
+    content = "\0".join([spec.setting, *classes, run.data.train.fingerprint])
     data = {
-        "key": _key(run),
-        "classes": list(run.model.class_names),
-        "kept": _kept_labels(run),
+        "key": "crmatch-review-" + hashlib.blake2b(content.encode(), digest_size=8).hexdigest(),
+        "classes": classes,
+        "kept": _kept_labels(reviewed),
         "pixelated": spec.data.folder is None,
-        "images": [_image(run, place, picture) for place, picture in zip(order, thumbnails, strict=True)],
+        "images": images,
     }
     title = f"{METHODS[spec.method.name].title} on {spec.setting}"
-    labels = f"{len(run.split.labeled):,} labels, {len(run.beliefs.rows):,} unlabeled images"
+    labels = f"{len(run.split.labeled):,} labels, {len(reviewed.scores.rows):,} unlabeled images"
     templates = Environment(loader=PackageLoader("crmatch.report"), autoescape=True)
-    page = templates.get_template("review.html").render(title=title, labels=labels, data=data)
-    write_file(out, page.encode())
-    return len(order)
+    write_file(out, templates.get_template("review.html").render(title=title, labels=labels, data=data).encode())
+    return len(images)
 
 
-def _image(run: ReviewedRun, place: int, picture: str) -> dict[str, Any]:
-    """What the page knows about one image, in short keys: there are thousands."""
-    beliefs = run.beliefs
-    values, classes = beliefs.probabilities[place].topk(min(SHOWN_CLASSES, len(run.model.class_names)))
-    return {
-        "n": run.names[int(beliefs.rows[place])],
-        "c": classes.tolist(),
-        "p": [round(value, 3) for value in values.tolist()],
-        "u": round(float(beliefs.uncertainty[place]), 4),
-        "d": round(float(beliefs.disagreement[place]), 3),
-        "s": round(float(beliefs.surprise[place]), 4),
-        "t": picture,
-    }
+def _images(reviewed: ReviewedRun, most: int | None) -> list[dict[str, Any]]:
+    """The page's data about each image, the least certain first; keys are short because there are thousands of images."""
+    scores, uncertainty = reviewed.scores, reviewed.scores.uncertainty
+    order = uncertainty.argsort(descending=True, stable=True)[:most]
+    rows = scores.rows[order].tolist()
+    values, classes = scores.probabilities[order].topk(min(SHOWN_CLASSES, len(reviewed.run.model.class_names)))
+    columns = (values, classes, uncertainty[order], scores.disagreement[order], scores.surprise[order])
+    return [
+        {
+            "n": reviewed.names[row],
+            "c": best,
+            "p": [round(value, 3) for value in probabilities],
+            "u": round(uncertain, 4),
+            "d": round(disagreement, 3),
+            "s": round(surprise, 4),
+            "t": address,
+        }
+        for row, address, probabilities, best, uncertain, disagreement, surprise in zip(
+            rows, _thumbnails(reviewed, rows), *(column.tolist() for column in columns), strict=True
+        )
+    ]
 
 
-def _key(run: ReviewedRun) -> str:
-    """Under which name the browser keeps choices: the same for the same pictures and classes."""
-    content = "\0".join([run.spec.setting, *run.model.class_names, run.train.fingerprint])
-    return "crmatch-review-" + hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
-
-
-def _kept_labels(run: ReviewedRun) -> list[tuple[str, str]]:
-    """Labels of the file the run was trained with, which the page's own labels.csv goes on holding."""
-    data = run.spec.data
+def _kept_labels(reviewed: ReviewedRun) -> list[tuple[str, str]]:
+    """Labels of the file the run was trained with; the labels.csv that the page writes contains them too."""
+    data = reviewed.run.record.spec.data
     own = Path(data.folder) / LABELS_FILE if data.folder else None
     file = Path(data.labels_file) if data.labels_file else own
     return [line for line in label_lines(file) if line[1]] if file and file.is_file() else []
 
 
-def _thumbnails(run: ReviewedRun, rows: list[int]) -> list[str]:
-    """WebP pictures as data URLs."""
-    folder = run.spec.data.folder
+def _thumbnails(reviewed: ReviewedRun, rows: list[int]) -> list[str]:
+    """WebP pictures as data URLs; a folder's pictures are read again, because training images may be smaller."""
+    folder = reviewed.run.record.spec.data.folder
     if folder is None:
-        pixels = run.train.images[rows].permute(0, 2, 3, 1).numpy()
-        return [_encoded(image, lossless=True) for image in pixels]
-    decoded, _ = decode_pictures([Path(folder) / run.names[row] for row in rows], THUMBNAIL, 3)
-    return [_encoded(image, lossless=False) for image in decoded]
-
-
-def _encoded(pixels: NDArray[np.uint8], lossless: bool) -> str:
-    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else np.ascontiguousarray(pixels))
-    file = io.BytesIO()
-    picture.convert("RGB").save(file, "WEBP", lossless=lossless, quality=60, method=1)
-    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+        images = reviewed.run.data.train.images[rows]
+    else:
+        pixels, _ = decode_pictures([Path(folder) / reviewed.names[row] for row in rows], THUMBNAIL, 3)
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    options = {"lossless": folder is None, "quality": 60, "method": 1}
+    return [data_url(picture(image).convert("RGB"), "WEBP", **options) for image in images]

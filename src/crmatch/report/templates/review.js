@@ -5,14 +5,14 @@
   const { classes, images, key } = data;
   const element = (id) => document.getElementById(id);
   const grid = element("grid");
-  const PAGE = 120; // cards made at once; more follow when the end comes near
+  const PAGE = 120; // number of cards created at once; scrolling near the end creates more
 
   let choices = {};
   try { choices = JSON.parse(localStorage.getItem(key)) || {}; } catch { choices = {}; }
   const keep = () => { try { localStorage.setItem(key, JSON.stringify(choices)); } catch { /* private windows */ } };
   const chosen = (image) => (Object.hasOwn(choices, image.n) ? choices[image.n] : null);
 
-  // A class has the key of its first letter where all differ, else 1..9 and a..z in order.
+  // The key of a class is its first letter if all first letters differ, else 1..9 and a..z in order.
   const initials = classes.map((name) => name.slice(0, 1).toLowerCase());
   const distinct = new Set(initials).size === classes.length && initials.every((letter) => /[a-z0-9]/.test(letter));
   const keys = distinct ? initials : [..."123456789abcdefghijklmnopqrstuvwxyz"].slice(0, classes.length);
@@ -67,7 +67,7 @@
     const label = chosen(node.image);
     node.classList.toggle("done", label !== null);
     node.querySelector("select").value = label === null ? "" : String(label);
-    const words = label === null ? `believed ${classes[node.image.c[0]]}` : `labeled ${classes[label]}`;
+    const words = label === null ? `predicted ${classes[node.image.c[0]]}` : `labeled ${classes[label]}`;
     node.setAttribute("aria-label", `${node.image.n}, ${words}`);
   }
 
