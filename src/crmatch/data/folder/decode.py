@@ -248,7 +248,7 @@ class _Worker:
     """A decoding process: one line of JSON in, one line of JSON out; an empty first answer says that it is ready."""
 
     def __init__(self, target: Path, size: int, channels: int) -> None:
-        code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from crmatch.data import decode; decode.work()"
+        code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from crmatch.data.folder import decode; decode.work()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(sys.path), str(target), str(size), str(channels)],
             stdin=subprocess.PIPE,
