@@ -15,19 +15,14 @@ if TYPE_CHECKING:
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 SettingArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SETTING|FOLDER", help="DATASET@LABELS_PER_CLASS, e.g. digits@4, cifar10@25; or a folder of pictures."
-    ),
+    str, typer.Argument(metavar="SETTING|FOLDER", help="DATASET@LABELS_PER_CLASS, e.g. cifar10@25; or a folder of pictures.")
 ]
 LabelsOption = Annotated[
-    Path | None,
-    typer.Option("--labels", help="CSV file with path,label, as crmatch review writes it; wins over a folder's own."),
+    Path | None, typer.Option("--labels", help="CSV file path,label, as crmatch review writes it; wins over a folder's own.")
 ]
 MethodOption = Annotated[str, typer.Option("--method", "-m", help="Method; crmatch show methods lists them.")]
 RecipeOption = Annotated[
-    str | None,
-    typer.Option("--recipe", help="paper, usb, original or quick (default: paper for the paper's data sets, else quick)."),
+    str | None, typer.Option("--recipe", help="paper, usb, original or quick (default: paper for its data sets, else quick).")
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="Where runs are kept.")]
 DataDirOption = Annotated[
@@ -40,11 +35,10 @@ PolicyOption = Annotated[str | None, typer.Option("--policy", help="Strong augme
 ImageSizeOption = Annotated[int | None, typer.Option("--image-size", help="Side of the training images in pixels.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 CompileOption = Annotated[
-    bool, typer.Option("--compile", help="Compile the network: takes a minute, may be faster, equal only up to rounding.")
+    bool, typer.Option("--compile", help="Compile the network: may be faster, equal only up to rounding.")
 ]
 RecomputeOption = Annotated[
-    bool,
-    typer.Option("--recompute", help="Recompute activations in the backward pass: a fraction of the memory, a third slower."),
+    bool, typer.Option("--recompute", help="Recompute activations in the backward pass: less memory, a third slower.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 

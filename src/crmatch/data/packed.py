@@ -141,10 +141,7 @@ def reporting(progress: Progress | None, total: int, already: int, label: str) -
         yield lambda count: None
         return
     progress.start(total, already, label)
-    try:
-        yield progress.advance
-    finally:
-        progress.stop()
+    yield progress.advance
 
 
 def _write_array(member: IO[bytes], array: Array | Rows, advance: Callable[[int], None]) -> None:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
 from crmatch.errors import CRMatchError, DataError, DivergedError, InUseError, RequestError, ResumeError, StoppedError
 from crmatch.runs.signals import PARENT
@@ -76,80 +76,75 @@ class WorkerProcesses(NamedTuple):
     jobs: int
 
     def train_all(self, specs: Sequence[RunSpec], ended: Callable[[RunOutcome], None], stop: Callable[[], bool]) -> None:
-        """Keep `jobs` commands running; after a stop request or a failure, let them save and start no more."""
-        waiting, running, stopped = deque(specs), list[_Worker](), 0
+        """Keep `jobs` commands running; after a stop request or a failure let them save, and start no more."""
+        waiting, running, left, ending = deque(specs), list[_Worker](), 0, False
         failure: CRMatchError | None = None
         try:
-            while running or (waiting and not (failure or stop())):
-                if failure or stop():
-                    for worker in running:
-                        worker.stop()
-                elif waiting and len(running) < self.jobs:
-                    running.append(_Worker(waiting.popleft(), self))
-                    continue
+            while running or (waiting and not ending):
+                if not ending and (failure or stop()):
+                    ending = True
+                    for worker in running:  # once: a second signal would end it before it has saved
+                        worker.process.terminate()
+                while waiting and len(running) < self.jobs and not ending:
+                    running.append(self._start(waiting.popleft()))
                 time.sleep(POLL_SECONDS)
                 for worker in [worker for worker in running if worker.process.poll() is not None]:
                     running.remove(worker)
                     try:
                         ended(worker.outcome())
                     except StoppedError:
-                        stopped += 1
+                        left += 1
                     except CRMatchError as error:
                         failure = failure or error
-        finally:  # a second signal: at once
+        finally:  # a second signal has raised SystemExit
             for worker in running:
                 worker.process.kill()
                 worker.process.wait()
         if failure:
             raise failure
-        if left := stopped + len(waiting):
+        if left := left + len(waiting):
             raise StoppedError(f"stopped with {left} runs left; {SAVED}")
 
-
-class _Worker:
-    """`crmatch train` of one spec in a process of its own, which stops and saves if this process dies."""
-
-    def __init__(self, spec: RunSpec, engine: WorkerProcesses) -> None:
-        self._spec, self._asked = spec, False
-        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `outcome`)
-        options = ["--no-baseline", "--json", *engine.workspace.options(), *engine.execution.options()]
-        command = shlex.split(train_command(spec, engine.workspace.setting_of(spec), *options))
-        threads = max(1, (os.cpu_count() or 1) // engine.jobs)
-        # In a session of its own, Ctrl-C does not reach it: the engine asks each worker once, as a second signal would kill it.
-        self.process = subprocess.Popen(
+    def _start(self, spec: RunSpec) -> _Worker:
+        options = ["--no-baseline", "--json", *self.workspace.options(), *self.execution.options()]
+        command = shlex.split(train_command(spec, self.workspace.setting_of(spec), *options))
+        threads = max(1, (os.cpu_count() or 1) // self.jobs)
+        messages = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `outcome`)
+        process = subprocess.Popen(
             [sys.executable, "-m", *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=self._messages,
+            stderr=messages,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), PARENT: str(os.getpid())},
-            start_new_session=True,
+            start_new_session=True,  # so that Ctrl-C reaches this process only, which tells the others
         )
+        return _Worker(spec, process, messages)
 
-    def stop(self) -> None:
-        """Ask the run to save and end."""
-        if not self._asked:
-            self._asked = True
-            self.process.terminate()
+
+class _Worker(NamedTuple):
+    spec: RunSpec
+    process: subprocess.Popen[bytes]
+    messages: IO[bytes]
 
     def outcome(self) -> RunOutcome:
         """The outcome of the ended process; errors that concern all runs are raised, as in this process."""
-        with self._messages as file:
+        with self.messages as file:
             file.seek(0)
             said = file.read().decode(errors="replace").strip()
         code = self.process.returncode
-        if self._asked and code == -signal.SIGTERM:  # it was asked before it could catch the signal
-            code = StoppedError.exit_code
         warnings, _, message = said.rpartition("crmatch: ") if code else (said, "", "")
+        if code == -signal.SIGTERM:  # it was told to stop before it could catch the signal
+            raise StoppedError(message)
         if code in CONCERN_ALL:
             raise CONCERN_ALL[code](message)
         if code not in (0, ResumeError.exit_code, DivergedError.exit_code):
             reason = "died (was it killed, or the memory full?)" if code < 0 else f"failed with code {code}: {said}"
             advice = "Resume with the same command; use fewer --jobs."
             raise ResumeError(f"a worker process {reason}; finished runs are kept.\n{advice}")
-        if warnings.strip() and not self._asked:
+        if warnings.strip():
             logger.warning("%s", warnings.strip())
         problem = message.partition("\n")[0]
-        return RunOutcome(self._spec, f"diverged: {problem}" if code == DivergedError.exit_code else problem)
+        return RunOutcome(self.spec, f"diverged: {problem}" if code == DivergedError.exit_code else problem)
 
 
 def train_one(

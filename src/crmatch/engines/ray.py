@@ -28,15 +28,11 @@ from crmatch.spec.run_spec import NUMERICS, RunSpec, parse_spec
 from crmatch.training.execution import Execution
 
 VERSION = f"{crmatch.__version__} (numerics {NUMERICS})"
-RETRIES = 5
-"""How often a run is started again after its worker or its node died."""
-PATIENCE_SECONDS = 60.0
-"""How long a run waits for its directory: a killed process may hold the lock until the system has noticed."""
+RETRIES = 5  # how often a run is started again after its worker or its node died
+PATIENCE_SECONDS = 60.0  # to wait for a run's directory: a killed process may hold the lock until the system has noticed
 CONNECT_SECONDS = 10.0
-CANCEL_SECONDS = 2.0
-"""Tasks are cancelled again after this time: one may just have moved to another worker."""
-OBJECT_STORE_BYTES = 80_000_000
-"""The least that Ray accepts; a task receives and returns a few lines of text."""
+CANCEL_SECONDS = 2.0  # until tasks are cancelled again: one may just have moved to another worker
+OBJECT_STORE_BYTES = 80_000_000  # the least that Ray accepts; a task receives and returns a few lines of text
 
 
 class RayTasks(NamedTuple):
@@ -45,10 +41,8 @@ class RayTasks(NamedTuple):
     workspace: Workspace
     execution: Execution
     address: str | None = None
-    jobs: int | None = None
-    """Runs at once; None: as many as the cluster has room for."""
-    cpus: int = 1
-    """Cores, and threads, of each run. On a cluster with GPUs a run also gets one of them."""
+    jobs: int | None = None  # runs at once; None: as many as the cluster has room for
+    cpus: int = 1  # cores, and threads, of each run; on a cluster with GPUs a run also gets one of them
 
     def train_all(self, specs: Sequence[RunSpec], ended: Callable[[RunOutcome], None], stop: Callable[[], bool]) -> None:
         """Train wherever there is room; a stop request cancels the tasks, which then save."""

@@ -22,10 +22,8 @@ class Errors(StrictModel):
     """Test errors of one model in percent."""
 
     last: float
-    median_last_20: float
-    """Median of the last 20 evaluations (of all, if there were fewer)."""
-    best_on_test: float
-    """The lowest error of all evaluations. It is selected on the test set, so no table ever reports it."""
+    median_last_20: float  # of the last 20 evaluations (of all, if there were fewer)
+    best_on_test: float  # the lowest of all evaluations: selected on the test set, so no table ever reports it
 
     @classmethod
     def from_curve(cls, errors: Sequence[float]) -> Self:
@@ -39,13 +37,10 @@ class RunRecord(StrictModel):
     spec: RunSpec
     numerics: int
     crmatch_version: str
-    evaluated: Literal["ema", "raw"]
-    """Which weights are reported."""
-    ema: Errors | None
+    evaluated: Literal["ema", "raw"]  # which weights are reported
+    ema: Errors | None  # None without a test set, as `raw`
     raw: Errors | None
-    """Both are None without a test set."""
-    per_class_error: list[float | None]
-    """None for a class without test images."""
+    per_class_error: list[float | None]  # None for a class without test images
     confusion: list[list[int]]
     calibration_error: float | None
     class_names: list[str]
@@ -54,14 +49,11 @@ class RunRecord(StrictModel):
     test_images: int
     data_fingerprint: str
     steps: int
-    images_seen: int
-    """Images that passed through the network in training."""
+    images_seen: int  # that passed through the network in training
     seconds: float
     machine: dict[str, Any]
-    final: dict[str, Any]
-    """The last line of the curves."""
-    policy: dict[str, list[list[float]]] | None = None
-    """What a learned policy ended with: operation -> weights of each parameter's bins."""
+    final: dict[str, Any]  # the last line of the curves
+    policy: dict[str, list[list[float]]] | None = None  # learned by CTAugment: operation -> weights of each parameter's bins
 
     @property
     def error(self) -> float | None:

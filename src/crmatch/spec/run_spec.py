@@ -16,26 +16,21 @@ from crmatch.networks.config import NetworkConfig, WideResNetConfig
 from crmatch.strict_model import StrictModel
 from crmatch.training.plan import TrainPlan
 
-NUMERICS = 3
-"""Increased by changes that move golden losses; stored in records and shown in tables."""
+NUMERICS = 3  # increased by changes that move golden losses; stored in records and shown in tables
 
 
 class DataSpec(StrictModel):
     """Which images are used, at which size, and which of them are unlabeled."""
 
-    folder: str | None = None
-    """Path of a folder of pictures; None: the data set that the setting names."""
-    labels_file: str | None = None
-    """A labels.csv that replaces the folder's own, or adds labels to those of a setting."""
-    labels_checksum: str | None = None
-    """8 hex digits for the content of that file, so that new labels make a new run."""
+    folder: str | None = None  # a folder of pictures; None: the data set that the setting names
+    labels_file: str | None = None  # a labels.csv that replaces the folder's own, or adds labels to those of a setting
+    labels_checksum: str | None = None  # 8 hex digits for the content of that file: new labels make a new run
     image_size: int = Field(32, ge=8, le=512)
     unlabeled: Literal["remaining", "all"] = "remaining"
-    """Whether the unlabeled images include the labeled ones."""
+    """Whether the unlabeled images exclude or include the labeled ones."""
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
     """The same number of labels for every class, numbers in proportion to the classes, or the data set's published folds."""
-    mean: tuple[float, ...] = (0.5,)
-    """Per channel, or one value for all, of pixels scaled to 0..1."""
+    mean: tuple[float, ...] = (0.5,)  # per channel, or one value for all, of pixels scaled to 0..1
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
 
 
@@ -43,21 +38,14 @@ class AugmentationSpec(StrictModel):
     """Weak augmentation and the strong policy."""
 
     mirror: bool = True
-    padding: int | None = Field(None, ge=0)
-    """Largest shift of the weak crop in pixels; None: an eighth of the side."""
-    padding_mode: Literal["reflect", "zero"] = "reflect"
-    """What a shifted crop shows beyond the image: its reflection, or black."""
-    rotation: float = Field(0.0, ge=0, le=180)
-    """Largest rotation of the weak view in degrees, either way (deep label propagation: 10 on mini-ImageNet)."""
-    jitter: bool = False
-    """Whether the weak view gets ColorJitter(0.4, 0.4, 0.4, 0.1) (PLCB on mini-ImageNet)."""
+    padding: int | None = Field(None, ge=0)  # largest shift of the weak crop in pixels; None: an eighth of the side
+    padding_mode: Literal["reflect", "zero"] = "reflect"  # what a shifted crop shows beyond the image
+    rotation: float = Field(0.0, ge=0, le=180)  # of the weak view: up to so many degrees either way
+    jitter: bool = False  # whether the weak view gets ColorJitter(0.4, 0.4, 0.4, 0.1)
     policy: Literal["randaugment", "ctaugment"] = "randaugment"
-    variant: Literal["paper", "google", "author", "kekmodel", "usb", "featmatch"] = "paper"
-    """Which implementation of RandAugment."""
-    cutout: bool = True
-    """Whether every strong view ends with a gray square (not in ReMixMatch and FeatMatch)."""
-    geometry: bool = True
-    """Whether strong views may rotate, shear, translate and rescale; False for features that are not pixels."""
+    variant: Literal["paper", "google", "author", "kekmodel", "usb", "featmatch"] = "paper"  # of RandAugment
+    cutout: bool = True  # whether every strong view ends with a gray square (not in ReMixMatch and FeatMatch)
+    geometry: bool = True  # whether strong views may rotate, shear, translate and rescale
 
 
 def _as_method(value: Any) -> Any:
@@ -115,7 +103,18 @@ def replace(spec: RunSpec, **changes: Any) -> RunSpec:
     """A new spec with dotted keys changed, e.g. `replace(spec, **{"method.threshold": 0.9})`; the result is validated."""
     values = spec.to_json()
     for key, value in changes.items():
-        _set(values, key, value)
+        *sections, leaf = key.split(".")
+        target: Any = values
+        for section in sections:
+            target = target.get(section) if isinstance(target, dict) else None
+        if not isinstance(target, dict) or leaf not in target:
+            known = [name for name, _ in flatten(values)]
+            siblings = [name for name in known if name.startswith(f"{sections[0]}.")] if sections else []
+            raise unknown_name_error("key", key, siblings or known)
+        if isinstance(target[leaf], dict) and not isinstance(value, dict):
+            inside = ", ".join(f"{key}.{name}" for name in target[leaf])
+            raise RequestError(f"{key} is a section, not a value.\nIts keys: {inside}")
+        target[leaf] = value
     return parse_spec(values)
 
 
@@ -146,21 +145,6 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             changes[key] = {"True": True, "False": False, "None": None}.get(text, text)
     return changes
-
-
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
-    *sections, leaf = key.split(".")
-    target: Any = values
-    for section in sections:
-        target = target.get(section) if isinstance(target, dict) else None
-    if not isinstance(target, dict) or leaf not in target:
-        known = [name for name, _ in flatten(values)]
-        siblings = [name for name in known if name.startswith(f"{sections[0]}.")] if sections else []
-        raise unknown_name_error("key", key, siblings or known)
-    if isinstance(target[leaf], dict) and not isinstance(value, dict):
-        inside = ", ".join(f"{key}.{name}" for name in target[leaf])
-        raise RequestError(f"{key} is a section, not a value.\nIts keys: {inside}")
-    target[leaf] = value
 
 
 def _explain(error: ValidationError) -> str:
