@@ -202,7 +202,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["train"], 2, "SETTING"),
     (["trian"], 2, "trian"),
     (["show", "config", "digits@4", "--diff", "ubs"], 2, "Did you mean 'usb'?"),
-    (["train", "cifar10@4"], 3, "no cifar10.npz"),
+    (["train", "cifar10@4"], 3, "crmatch data fetch cifar10 (download of 170 MB)"),
     (["train", "broken@4"], 3, "cannot be read as a packed set"),
     (["evaluate", "/nowhere"], 3, "is no finished run"),
 ]
