@@ -179,7 +179,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["show", "config", "digits@4", "--diff", "ubs"], 2, "Did you mean 'usb'?"),
     (["show", "config", "digits@4", "--set", "recipe=paper"], 2, "cannot be changed"),
     (["show", "config", "digits@4", "--set", "setting=../../elsewhere"], 2, "cannot be changed"),
-    (["train", "cifar10@4"], 3, "cifar10"),
+    (["train", "cifar10@4"], 3, "crmatch data fetch cifar10 (download of 170 MB)"),
     (["train", "broken@4"], 3, "cannot be read as a packed set"),
     (["evaluate", "/nowhere"], 3, "finished run"),
     (["train", ""], 2, "is not a setting"),

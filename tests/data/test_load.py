@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from conftest import SHARED_DATA, Outcome, write_packed
+from conftest import write_packed
 from crmatch.data.images import ImageSet, resize
 from crmatch.data.load import load_data
 from crmatch.data.settings import parse_setting
@@ -111,15 +111,6 @@ def test_a_broken_packed_set_is_named_in_at_most_two_lines(tmp_path: Path, kind:
     assert len(str(failure.value).splitlines()) <= 2
 
 
-def test_training_without_the_data_names_the_command_that_fetches_it(
-    crmatch: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CRMATCH_DATA", str(tmp_path))
-    outcome = crmatch("train", "cifar10@4", "--recipe=quick", "--out", tmp_path / "runs")
-    assert outcome.code == 3
-    assert "crmatch data fetch cifar10 (download of 170 MB)" in outcome.err
-
-
 def test_resize_equals_pillow_and_crops_the_center() -> None:
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, 20, 30), dtype=np.uint8))
     resized = resize(images, 10)
@@ -180,11 +171,3 @@ def test_a_wrong_setting_is_refused_with_an_example(text: str) -> None:
 def test_an_unknown_data_set_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"unknown data set 'cifr10'\.\nDid you mean 'cifar10'\?"):
         parse_setting("cifr10@4", tmp_path)
-
-
-@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the small real image sets are not on this machine")
-@pytest.mark.parametrize("name", ["cifar10_small", "eurosat_small"])
-def test_the_small_real_sets_load_with_balanced_classes(name: str) -> None:
-    data = load_data(name, SHARED_DATA)
-    assert data.train.images.shape[1:] == (3, 32, 32)
-    assert len(torch.bincount(data.train.labels).unique()) == 1

@@ -216,7 +216,8 @@ def test_strong_views_are_made_by_the_policy_that_the_run_learned(
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("5000,3", "no training image"), ("cat.jpg,3", "no training image"), ("12,cat", "labels 12 as 'cat'")]
+    ("line", "message"),
+    [("5000,3", "not a training image"), ("cat.jpg,3", "not a training image"), ("12,cat", "labels 12 as 'cat'")],
 )
 def test_labels_of_a_data_set_that_do_not_fit_are_refused(crmatch: Command, tmp_path: Path, line: str, message: str) -> None:
     labels = tmp_path / "labels.csv"

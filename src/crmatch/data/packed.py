@@ -31,10 +31,13 @@ Arrays = dict[str, Array]
 
 
 class Progress(Protocol):
-    """Shows how far a transfer or conversion of `total` bytes is, `already` of which were done before."""
+    """Shows how far a transfer or conversion is."""
 
-    def start(self, total: int | None, already: int, label: str) -> None: ...  # noqa: D102
-    def advance(self, count: int) -> None: ...  # noqa: D102
+    def start(self, total: int | None, already: int, label: str) -> None:
+        """Work on `total` bytes begins; `already` of them were done before."""
+
+    def advance(self, count: int) -> None:
+        """`count` more bytes are done."""
 
 
 class Rows(NamedTuple):

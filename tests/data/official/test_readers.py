@@ -58,16 +58,6 @@ def test_unverified_bytes_never_reach_a_parser(
     assert len(read) == 1  # the right bytes do reach it
 
 
-def test_a_fetched_set_is_loaded_by_name(tmp_path: Path) -> None:
-    made = MAKERS["stl10"]()
-    source = write_files(tmp_path, made.files)
-    fetch("stl10", tmp_path / "data", source=source, catalog={"stl10": entry("stl10", made.files)})
-    data = load_data("stl10", tmp_path / "data")
-    assert data.train.images.shape == (320, 3, 96, 96)
-    assert data.train.labels[20:].eq(-1).all()
-    assert np.array_equal(data.train.images[3].permute(1, 2, 0).numpy(), made.truth["train_images"][3])
-
-
 def test_the_sidecar_says_where_a_set_came_from_and_it_is_not_fetched_again(tmp_path: Path, server: Server) -> None:
     made = cifar10()
     catalog = {"cifar10": entry("cifar10", made.files, server.serve(made.files))}

@@ -24,7 +24,7 @@ from crmatch.data.folder.decode import EXTENSIONS
 from crmatch.errors import DataError, RequestError
 
 LABELS_FILE = "labels.csv"
-UNLABELED = -1
+UNLABELED = -1  # as in `crmatch.data.images`, which imports torch
 
 
 @dataclass(frozen=True, order=True)
@@ -67,31 +67,11 @@ def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
         raise RequestError(f"there is no folder {folder}.\nName a folder that contains labeled/<class>/ and unlabeled/.")
     if labels_file is None and (folder / LABELS_FILE).is_file():
         labels_file = folder / LABELS_FILE
-    walk = _Walk(folder)
-    parts = _directories(folder)
-    if "labeled" not in parts and labels_file is None:
-        raise DataError(
-            f"{folder} has neither labeled/ nor {LABELS_FILE} (directories found: {join_names(parts) or 'none'}).\n"
-            f"Put labeled pictures into labeled/<class>/ and the others into unlabeled/, or write {LABELS_FILE}: path,label"
-        )
-    for name in parts if "labeled" in parts else [""]:
-        if name in ("", "labeled", "unlabeled", "test"):
-            walk.walk(name)
-        else:
-            walk.skip(name, "neither labeled/, unlabeled/ nor test/")
-    class_of: dict[str, dict[str, str]] = {"labeled": {}, "test": {}}
-    for path in list(walk.files):
-        part, *below = path.split("/", 2)
-        if part in class_of and part in parts:
-            if len(below) == 2:
-                class_of[part][path] = below[0]
-            else:
-                walk.skip(path, "not in a class directory")
-                del walk.files[path]
-    test, labels = class_of["test"], dict(class_of["labeled"])
+    walk, class_of = _walk_layout(folder, labels_file is not None)
+    labels, test = dict(class_of["labeled"]), class_of["test"]
     if labels_file is not None:
         labels |= _read_labels(labels_file, walk, test)
-    _check_classes(folder, _directories(folder / "labeled") if "labeled" in parts else [], labels, test)
+    _check_classes(folder, labels, test)
 
     def position(path: str) -> tuple[int, str, str]:
         if path in test:
@@ -114,6 +94,31 @@ def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
     )
 
 
+def _walk_layout(folder: Path, has_labels_file: bool) -> tuple[_Walk, dict[str, dict[str, str]]]:
+    """All pictures, and the class directory by path of those in `labeled` and in `test`."""
+    walk, parts = _Walk(folder), _directories(folder)
+    if "labeled" not in parts and not has_labels_file:
+        raise DataError(
+            f"{folder} has neither labeled/ nor {LABELS_FILE} (directories found: {join_names(parts) or 'none'}).\n"
+            f"Put labeled pictures into labeled/<class>/ and the others into unlabeled/, or write {LABELS_FILE}: path,label"
+        )
+    for name in parts if "labeled" in parts else [""]:
+        if name in ("", "labeled", "unlabeled", "test"):
+            walk.walk(name)
+        else:
+            walk.skip(name, "neither labeled/, unlabeled/ nor test/")
+    class_of: dict[str, dict[str, str]] = {"labeled": {}, "test": {}}
+    for path in list(walk.files):
+        part, *below = path.split("/", 2)
+        if part in class_of and part in parts:
+            if len(below) == 2:
+                class_of[part][path] = below[0]
+            else:
+                walk.skip(path, "not in a class directory")
+                del walk.files[path]
+    return walk, class_of
+
+
 def find_pictures(folder: Path) -> list[Path]:
     """All picture files below a folder, sorted; hidden files and unreadable directories are left out."""
     walk = _Walk(folder)
@@ -121,9 +126,9 @@ def find_pictures(folder: Path) -> list[Path]:
     return [folder / path for path in sorted(walk.files)]
 
 
-def _check_classes(folder: Path, directories: list[str], labels: dict[str, str], test: dict[str, str]) -> None:
+def _check_classes(folder: Path, labels: dict[str, str], test: dict[str, str]) -> None:
     found = {*labels.values()}
-    if empty := {*directories} - found:
+    if (folder / "labeled").is_dir() and (empty := {*_directories(folder / "labeled")} - found):
         advice = "Add one of each class, or remove the directory."
         raise DataError(f"{folder / 'labeled'} has no pictures of {join_names(empty)}.\n{advice}")
     if not found:

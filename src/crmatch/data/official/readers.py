@@ -49,8 +49,9 @@ def read_svhn(paths: Sequence[Path], entry: SourceSet) -> dict[str, Array | Rows
     from scipy.io import loadmat
 
     def images(files: Sequence[Path]) -> Iterator[Array]:
-        for file in files:  # loaded while the set is written: one file at a time is in memory
-            yield loadmat(file, variable_names=["X"])["X"].transpose(3, 0, 1, 2)
+        for file in files:  # loaded while the set is written, so that one file at a time is in memory
+            pixels = loadmat(file, variable_names=["X"])["X"].transpose(3, 0, 1, 2)
+            yield from (pixels[start : start + 1024] for start in range(0, len(pixels), 1024))
 
     train, test, *extra = paths
     arrays: dict[str, Array | Rows] = {}
