@@ -16,7 +16,6 @@ from crmatch.analysis.probe import (
     EPOCHS,
     STRONG_AGAINST_WEAK,
     TRANSFORMATIONS,
-    Task,
     _unchanged,
     probe,
     probe_task,
@@ -100,7 +99,7 @@ def test_the_error_counts_samples_on_the_wrong_side() -> None:
 
 def test_the_error_is_near_0_for_features_that_show_a_scaling_and_near_50_for_others() -> None:
     images = noise(2000, channels=1, height=16)
-    task = Task(_unchanged, TRANSFORMATIONS["scaling"])
+    task = (_unchanged, TRANSFORMATIONS["scaling"])
 
     def frame(part: torch.Tensor) -> torch.Tensor:
         """Scaling below 1 blackens the first row."""
@@ -124,7 +123,7 @@ def test_every_epoch_has_new_draws_and_repeats_have_their_own_splits() -> None:
         seen.append(int(part.sum()))
         return part.flatten(1).float()
 
-    probe_task("rotation", Task(_unchanged, TRANSFORMATIONS["rotation"]), images, features, repeats=2)
+    probe_task("rotation", (_unchanged, TRANSFORMATIONS["rotation"]), images, features, repeats=2)
     assert len(seen) == 2 * (1 + EPOCHS + 2)  # plain once, transformed in every epoch, two for the error
     assert len(set(seen)) > 2 * EPOCHS
 

@@ -138,8 +138,9 @@ def test_wrong_requests_are_answered_in_two_lines(crmatch: Command, trained: Tra
 
 def test_keys_that_differ_from_the_papers_recipe_are_marked() -> None:
     setting = parse_setting("cifar10@4")
-    assert all(row.paper is None for row in spec_rows(recipe(setting, "crmatch", "paper"), setting))
-    marked = {row.name: (row.value, row.paper) for row in spec_rows(recipe(setting, "crmatch", "quick"), setting) if row.paper}
+    assert all(row["paper"] is None for row in spec_rows(recipe(setting, "crmatch", "paper"), setting))
+    rows = spec_rows(recipe(setting, "crmatch", "quick"), setting)
+    marked = {row["name"]: (row["value"], row["paper"]) for row in rows if row["paper"]}
     assert marked["labeled_batch_size"] == ("16", "64")
     assert "threshold" not in marked
 
@@ -172,7 +173,7 @@ def test_charts_place_values_in_percent_of_round_axes() -> None:
     chart = line_chart("title", [Series("a", [(0, 0.0), (50, 20.0), (100, 40.0)], 1), Series("none", [], 2)])
     assert chart is not None
     assert [line.points for line in chart.lines] == ["0.00,100.00 50.00,50.00 100.00,0.00"]
-    assert [tick.text for tick in chart.y_ticks] == ["0", "10", "20", "30", "40"]
+    assert [text for _, text in chart.y_ticks] == ["0", "10", "20", "30", "40"]
     assert line_chart("empty", [Series("none", [], 1)]) is None
     assert round_marks(0, 0.93) == [0, 0.5, 1.0]
     assert round_marks(-0.2, 7) == [-2, 0, 2, 4, 6, 8]
