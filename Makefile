@@ -10,7 +10,7 @@ comma := ,
 INSTALLED := .venv/installed-$(subst $(comma),-,$(EXTRAS))
 ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard
 
-.PHONY: demo results test slow-test crash-test lint types format clean
+.PHONY: demo results quick test slow-test crash-test lint types format clean
 
 demo: $(INSTALLED)
 	$(BIN)/crmatch train digits@4 --baseline
@@ -20,8 +20,12 @@ results: $(INSTALLED)
 	$(BIN)/python benchmarks/accuracy.py digits small --from-records
 	$(BIN)/python benchmarks/results.py
 
+# Everything that starts no other process.
+quick: $(INSTALLED)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "not slow and not process"
+
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --durations=15
 
 slow-test: $(ALL_INSTALLED)
 	$(BIN)/python -m pytest -m slow

@@ -87,11 +87,12 @@ def spec_of(setting: Setting, method: str) -> RunSpec:
 
 def train(plan: Plan, out: Path, data_dir: Path | None) -> None:
     from crmatch.runs.run import run
+    from crmatch.runs.workspace import Workspace
 
     for setting, methods in plan.items():
         parsed = parse_setting(setting, data_dir)
         for method, split in ((method, split) for method, splits in methods.items() for split in splits):
-            record = run(replace(spec_of(parsed, method), split=split), out, data_dir=data_dir)
+            record = run(replace(spec_of(parsed, method), split=split), Workspace.at(out, data_dir))
             path = record_path(record, method)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(record.model_dump(mode="json")) + "\n")

@@ -18,6 +18,7 @@ from turns import take_turns, timed
 from crmatch.data.settings import parse_setting
 from crmatch.runs.experiment import Experiment, load_run_data
 from crmatch.spec.recipes import recipe
+from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
 from training import noise
 
@@ -30,7 +31,7 @@ def main() -> None:
         noise(Path(folder), count=2000)
         setting = parse_setting("noise@25", Path(folder))
         spec = recipe(setting)
-        training = Experiment(spec, *load_run_data(spec, setting, Path(folder)), choose_runtime("cpu")).training()
+        training = Experiment(spec, *load_run_data(spec, setting, Path(folder)), choose_runtime(Execution("cpu"))).training()
     seconds = take_turns(
         {"batch": timed(lambda: training.batches.batch(training.step)), "step": timed(training.take_step)}, ROUNDS, warmup=3
     )

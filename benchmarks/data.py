@@ -90,8 +90,9 @@ def bare_part(folder: str, share: str) -> None:
 
 def load_part(folder: str, cache: str, size: str) -> None:
     """Scan and load, then touch every pixel."""
+    from crmatch.data.folder.cache import decode_folder
     from crmatch.data.folder.preflight import preflight
-    from crmatch.data.folder.scan import load_folder, scan_folder
+    from crmatch.data.folder.scan import scan_folder
 
     import torch  # isort: skip
 
@@ -101,23 +102,23 @@ def load_part(folder: str, cache: str, size: str) -> None:
     times, processor = [time.perf_counter()], sum(os.times()[:4])
     index = scan_folder(Path(folder))
     times.append(time.perf_counter())
-    data = load_folder(index, int(size) or None, Path(cache))
+    decoded = decode_folder(index, int(size) or None, Path(cache))
     times.append(time.perf_counter())
     processor = sum(os.times()[:4]) - processor
-    preflight(index, data.decoded)
+    preflight(index, decoded)
     times.append(time.perf_counter())
     say(
         {
             "scan": times[1] - times[0],
             "load": times[2] - times[1],
             "preflight": times[3] - times[2],
-            "bytes": data.decoded.pixels.nbytes,
-            "broken": len(data.broken),
+            "bytes": decoded.pixels.nbytes,
+            "broken": len(decoded.broken),
             "processor": processor,
         }
     )
     sys.stdin.readline()
-    say(int(data.decoded.pixels[:, ::4].sum()))
+    say(int(decoded.pixels[:, ::4].sum()))
     sys.stdin.readline()
 
 

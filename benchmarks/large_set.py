@@ -58,12 +58,13 @@ def measure(folder: Path, name: str) -> None:
     from crmatch.runs.experiment import Experiment, load_run_data
     from crmatch.spec.recipes import recipe
     from crmatch.spec.run_spec import replace
+    from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime
 
     setting = parse_setting(f"{name}@25", folder)
     spec = replace(recipe(setting), **{"data.image_size": SIDE})
     started = time.perf_counter()
-    training = Experiment(spec, *load_run_data(spec, setting, folder), choose_runtime("cpu")).training()
+    training = Experiment(spec, *load_run_data(spec, setting, folder), choose_runtime(Execution("cpu"))).training()
     ready = time.perf_counter() - started
     seconds = []
     for _ in range(STEPS):

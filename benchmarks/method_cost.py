@@ -35,9 +35,10 @@ KIBI = 1024
 def start(spec: RunSpec) -> Any:
     """The run of `spec` in its last quarter, where methods with stages have all their terms."""
     from crmatch.runs.experiment import Experiment, load_run_data
+    from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime
 
-    training = Experiment(spec, *load_run_data(spec, parse_setting(SETTING)), choose_runtime("cpu")).training()
+    training = Experiment(spec, *load_run_data(spec, parse_setting(SETTING)), choose_runtime(Execution("cpu"))).training()
     training.step = 3 * training.total_steps // 4
     return training
 
@@ -113,6 +114,7 @@ def main() -> None:
         print_peak_growth(options.memory_of, options.images)
         return
     from crmatch.methods import METHODS, Preset
+    from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime, describe_machine
 
     presets = [f"crmatch+{name}" for name, entry in METHODS.items() if isinstance(entry, Preset)]
@@ -122,7 +124,7 @@ def main() -> None:
     for method in methods:
         costs[method] = measure(method)
         print(method, costs[method])
-    machine = describe_machine(choose_runtime("cpu"))
+    machine = describe_machine(choose_runtime(Execution("cpu")))
     content = {"command": "python benchmarks/method_cost.py", "machine": machine, "costs": costs}
     file.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -25,6 +25,7 @@ from crmatch.networks.build import build_network
 from crmatch.networks.config import NETWORKS, WideResNetConfig
 from crmatch.predict.model import Model, build_model
 from crmatch.predict.picture_files import BATCH, predict_files
+from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    choose_runtime("cpu")
+    choose_runtime(Execution("cpu"))
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         paths = write_pictures(Path(folder), options.pictures)

@@ -31,6 +31,7 @@ from crmatch.errors import RequestError
 from crmatch.paper.formats import to_markdown
 from crmatch.paper.grid import Grid, Overrides, find_table, make_grid, parse_splits
 from crmatch.paper.results import analysis_file, fill, records_in, runs_in
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import parse_assignments
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -58,12 +59,12 @@ def grid_of(arguments: str) -> Grid:
     with TemporaryDirectory() as directory:
         if name in STORED:
             write_packed(packed_path(name, Path(directory)), {"train_images": np.zeros((1, *STORED[name]), np.uint8)})
-        return make_grid(find_table(given.name), scale, Path(directory) if name in STORED else None)
+        return make_grid(find_table(given.name), scale, Workspace.at(data_dir=Path(directory) if name in STORED else None))
 
 
 def collect(grid: Grid, out: Path) -> int:
     """Copy records and analyses that are not among the committed ones, or newer in their numerics; returns how many files."""
-    here, there = records_in(RECORDS), runs_in(out, grid)
+    here, there = records_in(RECORDS), runs_in(Workspace.at(out), grid)
     copied = 0
     for spec, run in [(spec, run) for spec in grid.specs if (run := there(spec)) is not None]:
         directory, kept = Path(run.source), here(spec)

@@ -69,6 +69,7 @@ def ours(data: Path, labeled_batch: int, compiled: bool = False, **changes: Any)
     from crmatch.runs.experiment import Experiment, load_run_data
     from crmatch.spec.recipes import recipe
     from crmatch.spec.run_spec import replace
+    from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime
 
     setting = parse_setting("noise@4", data.parent)
@@ -78,7 +79,7 @@ def ours(data: Path, labeled_batch: int, compiled: bool = False, **changes: Any)
         "method.rotation_images": labeled_batch,
     }
     spec = replace(recipe(setting, "crmatch", "usb"), **{"data.image_size": 32, **sizes, **changes})
-    runtime = choose_runtime("cpu", spec.precision, compile=compiled)
+    runtime = choose_runtime(Execution("cpu", compile=compiled), spec.precision)
     return Experiment(spec, *load_run_data(spec, setting, data.parent), runtime).training()
 
 
@@ -302,6 +303,7 @@ def full_size(setting_name: str, recompute: bool) -> dict[str, Any]:
     from crmatch.data.splits import make_split
     from crmatch.runs.experiment import Experiment
     from crmatch.spec.recipes import recipe
+    from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime
 
     setting = parse_setting(setting_name)
@@ -312,7 +314,7 @@ def full_size(setting_name: str, recompute: bool) -> dict[str, Any]:
     train = ImageSet(images, torch.arange(SET_SIZE) % classes, tuple(map(str, range(classes))))
     data = DataSet(train, None)
     split = make_split(data, setting.labels_per_class, 1, "balanced", spec.data.unlabeled)
-    training = Experiment(spec, data, split, choose_runtime("cpu", recompute=recompute)).training()
+    training = Experiment(spec, data, split, choose_runtime(Execution("cpu", recompute=recompute))).training()
     started = time.perf_counter()
     training.take_step()
     seconds = time.perf_counter() - started
@@ -364,12 +366,13 @@ def one_step(setting: str, recompute: bool) -> list[str]:
 
 
 def compare(usb: str, rounds: int) -> dict[str, Any]:
+    from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime, describe_machine
 
     with tempfile.TemporaryDirectory() as name:
         data = noise(Path(name))
         return {
-            "machine": describe_machine(choose_runtime("cpu")) | {"cores": os.cpu_count()},
+            "machine": describe_machine(choose_runtime(Execution("cpu"))) | {"cores": os.cpu_count()},
             "losses": losses(usb, data),
             "speed": [speed(usb, data, batch, rounds) for batch in LABELED_BATCHES],
             "memory": memory_and_start(usb, data, LABELED_BATCHES[0]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,14 @@ os.environ["COLUMNS"] = "200"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither read nor write the user's data directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CRMATCH_DATA", str(tmp_path_factory.mktemp("data")))
+        yield
 
 
 class Outcome(NamedTuple):
@@ -47,6 +55,17 @@ def crmatch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         return Outcome(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A loopback server that serves files well or badly, reached without a proxy."""
+    from official_archives import loopback
+
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with loopback() as running:
+        yield running
 
 
 def write_packed(
@@ -105,10 +124,11 @@ def training_of(spec: Any, data_dir: Path, **machine: Any) -> Any:
     """The run of `spec` at its beginning, on a machine with these options."""
     from crmatch.runs.experiment import Experiment, load_run_data
     from crmatch.spec.recipes import setting_of
+    from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime
 
     data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
-    return Experiment(spec, *data, choose_runtime("cpu", spec.precision, **machine)).training()
+    return Experiment(spec, *data, choose_runtime(Execution("cpu", **machine), spec.precision)).training()
 
 
 class Trained(NamedTuple):
@@ -135,5 +155,5 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     out = tmp_path_factory.mktemp("runs")
     spec = tiny_spec(out, setting="digits@4", **{"network.filters": 8, "plan.evaluate_every": 20})
-    run(spec, out, device="cpu")
+    run(spec, out)
     return run_directory(out, spec, setting_of(spec)).path

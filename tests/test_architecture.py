@@ -30,7 +30,7 @@ LIGHT = (
     "crmatch", "crmatch.cli.app", "crmatch.cli.display", "crmatch.spec.run_spec", "crmatch.spec.recipes", "crmatch.methods",
     "crmatch.networks.config", "crmatch.training.plan", "crmatch.augment.variants", "crmatch.data.settings",
     "crmatch.data.packed", "crmatch.data.official.fetch", "crmatch.data.folder.preflight", "crmatch.runs.record",
-    "crmatch.runs.directory", "crmatch.runs.memory", "crmatch.paper.formats", "crmatch.engines.ray", "crmatch.engines.progress",
+    "crmatch.runs.directory", "crmatch.runs.cost", "crmatch.paper.formats", "crmatch.engines.ray", "crmatch.engines.progress",
     "crmatch.analysis.curves", "crmatch.report.charts",
 )  # fmt: skip
 """Modules that must not import torch: the ones behind help, specs, tables and dry runs."""

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import confusion_matrix
+from torch import nn
 
+from crmatch import evaluation
+from crmatch.augment.batches import Normalizer
 from crmatch.evaluation import measure, pseudo_label_counts, pseudo_label_quality
+from crmatch.networks.network import Outputs
 from crmatch.runs.record import Errors
 
 
@@ -57,6 +63,26 @@ def test_no_contributing_image_says_nothing_instead_of_all_right() -> None:
     quality = pseudo_label_quality({name: value.item() for name, value in counts.items()})
     assert quality["contributing_error"] is None
     assert quality["pseudo_label_error"] == 100.0
+
+
+class MeanColor(nn.Module):
+    """Logits and features are the mean of each channel; refuses training mode and batches above 3 images."""
+
+    def forward(self, images: torch.Tensor) -> Outputs:
+        assert not self.training
+        assert len(images) <= 3
+        return Outputs(images, images.mean(dim=(2, 3)), images.mean(dim=(2, 3)))
+
+
+def test_predictions_are_made_in_batches_in_eval_mode_and_keep_the_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "BATCH", 3)
+    images = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    network: Any = MeanColor().train()
+    probabilities, features = evaluation.predict(network, images, Normalizer((0.5,) * 3, (0.5,) * 3, torch.float64))
+    assert network.training
+    expected = images.double().mean(dim=(2, 3)) / 127.5 - 1
+    torch.testing.assert_close(features, expected)
+    torch.testing.assert_close(probabilities, expected.softmax(dim=1))
 
 
 def test_last_median_and_best_are_told_apart() -> None:

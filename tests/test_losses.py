@@ -13,20 +13,11 @@ from reference import crmatch_formulas as reference
 
 RELATIVE = 1e-10
 DISTANCES = [
-    ("cosine", "equivariance", True),
-    ("cosine", "equivariance", False),
-    ("cosine", "invariance", True),
-    ("cosine", "invariance", False),
-    ("l2", "equivariance", True),
-    ("l2", "equivariance", False),
-    ("l2", "invariance", True),
-    ("l2", "invariance", False),
-    ("squared_l2", "invariance", True),
-    ("squared_l2", "invariance", False),
-    ("js", "equivariance", True),
-    ("js", "equivariance", False),
-    ("js", "invariance", True),
-    ("js", "invariance", False),
+    (distance, direction, clamp)
+    for distance in ("cosine", "l2", "squared_l2", "js")
+    for direction in ("equivariance", "invariance")
+    for clamp in (True, False)
+    if (distance, direction) != ("squared_l2", "equivariance")
 ]
 every_distance = pytest.mark.parametrize(("distance", "direction", "clamp"), DISTANCES)
 
@@ -246,9 +237,7 @@ def test_identical_vectors_pull_nowhere_under_l2():
 def test_squared_l2_cannot_be_pushed():
     first, second = random_pairs()
     for clamp in (True, False):
-        with pytest.raises(
-            ValueError, match="squared_l2 has no lower bound and cannot be pushed; use invariance, or distance l2"
-        ):
+        with pytest.raises(ValueError, match=r"squared_l2.*use invariance"):
             losses.feature_distance(first, second, "squared_l2", "equivariance", clamp=clamp)
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic file writes: readers see the old file or the new one, never a part of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from crmatch.errors import DataError
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: beside it, to disk, renamed; a full disk leaves what was there."""
+    """Write a temporary file beside `path`, flush it to disk and rename it; if this fails, the old file is unchanged."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,38 +25,38 @@ def write_file(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            os.fsync(descriptor)  # the rename itself survives a power failure only with this
         finally:
             os.close(descriptor)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         reason = error.strerror or type(error).__name__
-        advice = "What was there before is unchanged; choose another --out or free some space."
+        advice = "An older file is unchanged; free some space or choose another --out."
         raise DataError(f"cannot write {path}: {reason}.\n{advice}") from error
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed writers left in and below `directory`; the caller holds its lock, so nobody is writing."""
+    """Remove temporary files of killed processes in and below `directory`. The caller must hold its lock."""
     for temporary in directory.rglob(".*.tmp"):
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
 def checksum(content: bytes) -> str:
-    """16 hex digits that change when any byte does."""
+    """A checksum of 16 hex digits."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write JSON, whole or not at all."""
+    """Write JSON atomically."""
     write_file(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """Values of a JSON file; raises `DataError` where it cannot be read."""
+    """Read a JSON file; raises `DataError` if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON, {str(error).splitlines()[0]}"
-        raise DataError(f"{path} cannot be read: {reason}.\nThe file is missing or damaged; bring it back.") from error
+        raise DataError(f"{path} cannot be read: {reason}.\nThe file is missing or damaged; restore it.") from error

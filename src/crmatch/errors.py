@@ -1,4 +1,4 @@
-"""What can go wrong in ways a user can mend, with the exit code of each.
+"""Errors that a user can fix, with the exit code of each.
 
 A message has at most two lines: what was asked and found, then what would work.
 """
@@ -16,47 +16,47 @@ class CRMatchError(Exception):
 
 
 class RequestError(CRMatchError, ValueError):
-    """A wrong request: unknown name, key or value; another spec in that directory."""
+    """A wrong request: an unknown name, key or value, or a directory that holds another run."""
 
     exit_code = 2
 
 
 class DataError(CRMatchError, ValueError):
-    """Data or disk: unreadable or broken data, no space, no permission, checksum."""
+    """A problem of data or disk: unreadable or damaged files, wrong checksums, no space, no permission."""
 
     exit_code = 3
 
 
 class ResumeError(CRMatchError, RuntimeError):
-    """A run that cannot be resumed: no readable checkpoint, or a directory in use."""
+    """A run that cannot be resumed: it has no readable checkpoint, or its directory is in use."""
 
     exit_code = 4
 
 
 class InUseError(ResumeError):
-    """Another process has the run's directory."""
+    """Another process uses the run's directory."""
 
 
 class DivergedError(CRMatchError, RuntimeError):
-    """Training left the finite numbers."""
+    """A loss, gradient or weight became infinite or NaN."""
 
     exit_code = 5
 
 
 class StoppedError(CRMatchError, RuntimeError):
-    """Stopped by a signal after the state was saved; the same command continues."""
+    """Training was stopped by a signal and saved its state; the same command resumes it."""
 
     exit_code = 75
 
 
 class LostProcessError(CRMatchError, RuntimeError):
-    """Another process of the run ended, or does not answer; the same command continues from the last checkpoint."""
+    """Another process of the run ended or does not answer; the same command resumes from the last checkpoint."""
 
     exit_code = 75
 
 
 def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> RequestError:
-    """The error for an unknown name, with the nearest known one and the whole list."""
+    """The error for an unknown name; it suggests the most similar known name and lists all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     guess = f"Did you mean {near[0]!r}? " if near else ""

@@ -1,4 +1,4 @@
-"""Measures of a model and of pseudo-labels; errors are in percent."""
+"""Predictions in batches, and the quality of models and of pseudo-labels; errors are in percent."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def reliability(probabilities: Tensor, labels: Tensor) -> list[Bin]:
 
 
 def pseudo_label_counts(predicted: Tensor, used: Tensor, truth: Tensor) -> dict[str, Tensor]:
-    """Counts of one batch behind the paper's three curves; images whose true class is unknown count as neither.
+    """Fractions of one batch from which the paper's three curves are computed.
 
     Args:
         predicted: int64 (Bu,), most probable classes on the weak view.
-        used: (Bu,), how much each image counts in the loss, 0..1.
-        truth: int64 (Bu,), true classes or -1; for curves only.
+        used: (Bu,), the weight of each image in the loss, 0..1.
+        truth: int64 (Bu,), true classes, or -1 if unknown; used for curves only.
     """
     known = truth >= 0
     wrong = (predicted != truth) & known
@@ -110,9 +110,10 @@ def pseudo_label_counts(predicted: Tensor, used: Tensor, truth: Tensor) -> dict[
 
 
 def pseudo_label_quality(means: Mapping[str, float]) -> dict[str, float | None]:
-    """The paper's three curves in percent from mean counts: error of all, error of the contributing, share contributing.
+    """The paper's three curves in percent: error of all pseudo-labels, error of the contributing ones, share contributing.
 
-    Errors are weighted by images, so that a batch without a confident image says nothing instead of "all right".
+    `means` are averages of `pseudo_label_counts` over batches. Averaging before the division weights each image equally, so
+    that a batch without a confident image does not enter as an error of 0.
     """
 
     def percent(part: float, whole: float) -> float | None:

@@ -1,14 +1,15 @@
-"""Every formula of the losses as a pure function; equation numbers are the paper's.
+"""The formulas of the losses as pure functions. Equation numbers are those of the CR-Match paper unless stated otherwise.
 
-Paper symbol -> name here and in the methods:
-    x_s, y / x_u              labeled, labels / unlabeled
-    alpha, A                  view "weak", view "strong"
-    f at (a) / at (b)         feature_map / features
-    z                         head "projection", its value an embedding
-    p, c = max p, 1{c > tau}  probabilities, confidence, confident
-    L_S, L_PseudoLabel        terms supervised, pseudo_label
-    L_Dist, L_Rot             terms feature_distance, rotation
-    lambda                    <term>_weight; lambda_u is unlabeled_weight
+Symbols of the paper, and their names here and in the methods:
+    x, p / u                      labeled images, labels / unlabeled images
+    alpha, A                      view "weak", view "strong"
+    f at (a), f at (b)            feature_map, features
+    g, z, h                       classifier, head "projection" (gives embeddings), head "rotation"
+    p_hat, c = max p_hat, tau     probabilities or pseudo-labels, confidence, threshold
+    1{c > tau}                    mask
+    L_S, L_PseudoLabel            terms supervised, pseudo_label
+    L_Dist, L_Rot                 terms feature_distance, rotation
+    lambda_u, lambda_r            unlabeled_weight, rotation_weight
 """
 
 from __future__ import annotations
@@ -27,39 +28,35 @@ L2_EPSILON = 1e-12
 ALIGNMENT_EPSILON = 1e-6
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """l_CE per image: -log softmax(logits)[label], or -sum_k targets_k log softmax(logits)_k for distributions.
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """l_CE per image: -sum_k q_k log softmax(logits)_k, where q is the target distribution, or the one-hot target class.
 
     Args:
         logits: (N, K).
         targets: int64 (N,) classes, or (N, K) distributions.
+        smoothing: s, which replaces q by (1 - s) * q + s / K.
 
     Returns:
         (N,).
     """
-    return F.cross_entropy(logits, targets, reduction="none")
-
-
-def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """l_CE per image against (1 - s) * onehot + s / K: (N, K), int64 (N,) -> (N,)."""
-    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """(1/N) sum_i mask_i * values_i, Eq. (4): divided by all N images, not by the selected ones."""
+    """(1/N) sum_i mask_i * values_i, Eq. (4): divided by the number of all images, not of the selected ones."""
     return (mask.to(values.dtype) * values).mean()
 
 
 def cosine_similarity(first: Tensor, second: Tensor) -> Tensor:
-    """<a, b> / (|a| |b|) per image, norms at least 1e-8: (N, D), (N, D) -> (N,)."""
+    """<a, b> / (|a| |b|) per image, with norms of at least 1e-8: (N, D), (N, D) -> (N,)."""
     return F.cosine_similarity(first, second, dim=1, eps=COSINE_EPSILON)
 
 
 def feature_distance(first: Tensor, second: Tensor, distance: Distance, direction: Direction, *, clamp: bool = True) -> Tensor:
-    """D of Eq. (2) per image: what is minimized to push two embeddings apart, or to pull them together.
+    """The d of Eq. (2) per image: minimizing it pushes two embeddings apart, or pulls them together.
 
-    Paper: only names the metrics. Here: the definitions of the specification, because
-    the unsquared l2 of unit vectors differs from cosine, and bounded values cannot diverge.
+    Paper: names the metrics, without formulas. Here: the formulas below, because the squared l2 distance of unit vectors would
+    repeat the cosine, and without normalization a negated distance is unbounded and diverges.
 
     | distance   | invariance (pull)        | equivariance (push)                             |
     |------------|--------------------------|-------------------------------------------------|
@@ -97,7 +94,7 @@ def feature_distance(first: Tensor, second: Tensor, distance: Distance, directio
 
 
 def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
-    """JS = KL(P||M)/2 + KL(Q||M)/2 in nats, P and Q the softmax of (N, D) values, M = (P + Q)/2: (N,) in 0..ln 2."""
+    """KL(P||M)/2 + KL(Q||M)/2 in nats, for P and Q the softmax of (N, D) values and M = (P + Q)/2: (N,) in 0..ln 2."""
     log_p, log_q = first.log_softmax(dim=1), second.log_softmax(dim=1)
     log_m = torch.logaddexp(log_p, log_q) - math.log(2)
     kl_p = (log_p.exp() * (log_p - log_m)).sum(dim=1)
@@ -106,7 +103,7 @@ def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
 
 
 def rotation_loss(logits: Tensor) -> Tensor:
-    """L_Rot, Eq. (7): mean cross-entropy of the rotation of 4 * Br images.
+    """L_Rot, Eq. (7): mean cross-entropy of the predicted rotation of 4 * Br images.
 
     Args:
         logits: (4 * Br, 4) in four consecutive blocks: 0, 90, 180 and 270 degrees counter-clockwise.
@@ -144,24 +141,24 @@ def align(probabilities: Tensor, target: Tensor, model: Tensor) -> Tensor:
 
 
 def class_shares(labels: Tensor, classes: int, dtype: torch.dtype, weights: Tensor | None = None) -> Tensor:
-    """Share of each class among int64 (N,) labels, or among their weights: (K,), summing to 1; 0 where nothing counts."""
+    """Share of each class among int64 (N,) labels with optional weights (N,): (K,), sum 1; all 0 if all weights are 0."""
     counted = torch.ones_like(labels, dtype=dtype) if weights is None else weights.to(dtype)
     shares = torch.zeros(classes, dtype=dtype, device=labels.device).index_add_(0, labels, counted)
     return shares / counted.sum().clamp(min=1e-12)
 
 
-def fairness(logits: Tensor, used: Tensor, prediction: Tensor, histogram: Tensor) -> Tensor:
-    """FreeMatch's fairness, Eq. (11) there: sum_c P_c log Q_c over the images that count; 0 where none does.
+def fairness(logits: Tensor, mask: Tensor, prediction: Tensor, histogram: Tensor) -> Tensor:
+    """Fairness term of FreeMatch, Eq. (11) of its paper: sum_k P_k log Q_k over the selected images; 0 if there are none.
 
-    P = norm(prediction / histogram), Q = norm(mean softmax(logits) / shares of the predicted classes), x / 0 = 0.
+    P = norm(prediction / histogram), Q = norm(mean softmax(logits) / shares of the predicted classes), where x / 0 is 0.
 
     Args:
         logits: (N, K) of the strong views.
-        used: (N,), which images count.
-        prediction: (K,), followed mean prediction on weak views.
-        histogram: (K,), followed shares of the predicted classes on weak views.
+        mask: (N,), the selected images.
+        prediction: (K,), running average of the predictions on weak views.
+        histogram: (K,), running average of the shares of the predicted classes on weak views.
     """
-    counted = used.to(logits.dtype)
+    counted = mask.to(logits.dtype)
     probabilities = logits.softmax(dim=1)
     mean = (probabilities * counted[:, None]).sum(dim=0) / counted.sum().clamp(min=1e-12)
     shares = class_shares(probabilities.argmax(dim=1), logits.shape[1], logits.dtype, counted)

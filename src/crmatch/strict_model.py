@@ -1,4 +1,4 @@
-"""The base of every described value: frozen, without unknown keys, without infinities."""
+"""The base class of all configuration values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class StrictModel(BaseModel):
-    """A validated value that never changes; unknown keys and non-finite numbers are refused."""
+    """A validated, immutable value; unknown keys and non-finite numbers are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,6 +1,6 @@
-"""Policies do not depend on the surroundings.
+"""Policies work on any device and with any default dtype.
 
-On a device that holds no data nothing can read pixels on the host, so shapes must follow from the draws alone.
+The meta device holds no data, so nothing can copy pixels to the host: shapes must follow from the draws alone.
 """
 
 from __future__ import annotations

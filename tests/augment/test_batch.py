@@ -56,10 +56,11 @@ def test_labeled_images_never_appear_among_the_remaining(maker: BatchMaker) -> N
         assert not rows & set(maker.labeled.tolist())
 
 
-def test_weak_and_strong_differ_from_the_image_and_from_each_other(maker: BatchMaker) -> None:
+def test_weak_strong_and_extra_views_differ_from_the_image_and_from_each_other(maker: BatchMaker) -> None:
     views = maker.batch(0).views
     assert not torch.equal(views["plain"], views["weak"])
     assert not torch.equal(views["weak"], views["strong"])
+    assert not torch.equal(views["extra"], views["plain"][:5])
 
 
 def test_a_view_more_or_less_moves_no_other_view(maker: BatchMaker) -> None:
@@ -67,11 +68,6 @@ def test_a_view_more_or_less_moves_no_other_view(maker: BatchMaker) -> None:
     for kept in ((WEAK,), (STRONG,), (WEAK, STRONG), (EXTRA, WEAK)):
         some = replace(maker, views=kept).batch(5).views
         assert all(torch.equal(images, full[name]) for name, images in some.items())
-
-
-def test_the_extra_draw_is_independent_of_the_unlabeled_one(maker: BatchMaker) -> None:
-    batch = maker.batch(0)
-    assert not torch.equal(batch.views["extra"], batch.views["plain"][:5])
 
 
 def test_seed_and_step_change_the_batch_and_nothing_else_does(maker: BatchMaker) -> None:
@@ -94,7 +90,7 @@ def test_the_weak_view_mirrors_half_of_the_images_or_none(maker: BatchMaker, mir
 
 def test_normalization_is_per_channel() -> None:
     images = torch.full((1, 3, 8, 8), 255, dtype=torch.uint8)
-    result = Normalizer((0.1, 0.2, 0.3), (0.5, 0.25, 2.0))(images)
+    result = Normalizer((0.1, 0.2, 0.3), (0.5, 0.25, 2.0), torch.float32)(images)
     torch.testing.assert_close(result[0, :, 0, 0], torch.tensor([1.8, 3.2, 0.35]))
     assert images.float().mean() == 255
 

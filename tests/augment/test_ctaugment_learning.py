@@ -11,6 +11,7 @@ import pytest
 from conftest import SHARED_DATA
 from crmatch.data.settings import parse_setting
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import replace
 
@@ -42,7 +43,7 @@ def left_the_support(rates: dict[str, list[list[float]]]) -> int:
 def learned(setting: str, data_dir: Path | None, out: Path, method: str, **keys: Any) -> dict[str, Any]:
     spec = recipe(parse_setting(setting, data_dir), method, "quick")
     changes = {"plan.steps": STEPS, "augmentation.policy": "ctaugment", **keys}
-    record = run(replace(spec, **changes), out, data_dir=data_dir)
+    record = run(replace(spec, **changes), Workspace.at(out, data_dir))
     assert record.policy is not None
     return record.policy
 

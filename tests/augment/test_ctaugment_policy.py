@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from sample_images import sample_images
 
-from crmatch.augment.ctaugment import LEARNED_OPERATIONS, CTAugment, Draws
+from crmatch.augment.ctaugment import LEARNED_OPERATIONS, CTAugment, CTAugmentDraws
 from reference import pillow_pipeline
 
 NAMES = list(LEARNED_OPERATIONS)
@@ -25,7 +25,7 @@ def learn_one_bin(policy, name, strength, proximity, times):
     """Feed probes that all use one operation with one strength."""
     choices = torch.full((times, 1), NAMES.index(name))
     strengths = torch.full((times, 1, 2), strength, dtype=torch.float64)
-    draws = Draws(choices, strengths, torch.zeros(times, 2, 4, dtype=torch.int64))
+    draws = CTAugmentDraws(choices, strengths, torch.zeros(times, 2, 4, dtype=torch.int64))
     policy.learn(draws, torch.full((times,), proximity))
 
 
@@ -65,7 +65,7 @@ def test_a_bin_of_proximity_zero_leaves_the_support_after_23_updates():
     draws = policy.draw(20_000, 32, 32, seeded())
     strengths = draws.strengths[draws.choices == row][:, 0]
     assert strengths.min() >= 1 / 17
-    probes = policy.draw_probe(20_000, 32, 32, seeded())
+    probes = policy.draw(20_000, 32, 32, seeded(), probe=True)
     assert probes.strengths[probes.choices == row][:, 0].min() < 1 / 17
 
 
@@ -98,7 +98,7 @@ def test_updates_equal_a_loop_over_images_and_operations():
     policy = CTAugment()
     expected = {name: [[1.0] * bins for bins in learned.bins] for name, learned in LEARNED_OPERATIONS.items()}
     for seed in range(30):
-        draws = policy.draw_probe(64, 32, 32, seeded(seed))
+        draws = policy.draw(64, 32, 32, seeded(seed), probe=True)
         proximity = torch.rand(64, generator=seeded(100 + seed))
         policy.learn(draws, proximity)
         for i in range(64):
@@ -114,7 +114,7 @@ def test_updates_equal_a_loop_over_images_and_operations():
 
 def test_state_restores_the_rates_exactly_and_refuses_another_shape():
     policy = CTAugment()
-    policy.learn(policy.draw_probe(64, 32, 32, seeded()), torch.rand(64, generator=seeded(1)))
+    policy.learn(policy.draw(64, 32, 32, seeded(), probe=True), torch.rand(64, generator=seeded(1)))
     other = CTAugment()
     other.load_state(policy.state())
     assert other.rates() == policy.rates()
@@ -190,7 +190,7 @@ def test_cutout_sides_are_the_specification_s():
 
 
 def test_probes_and_remixmatch_views_have_no_final_cutout():
-    for draws in (CTAugment().draw_probe(50, 32, 32, seeded()), CTAugment(final_cutout=False).draw(50, 32, 32, seeded())):
+    for draws in (CTAugment().draw(50, 32, 32, seeded(), probe=True), CTAugment(final_cutout=False).draw(50, 32, 32, seeded())):
         last = draws.boxes[:, -1]
         assert torch.equal(last[:, :2], last[:, 2:])
 
@@ -199,11 +199,9 @@ def test_translations_of_the_reference_move_nothing():
     images = sample_images(40, 3, 32, 32, np.random.default_rng(1))
     choices = torch.tensor([[NAMES.index("translate_x"), NAMES.index("translate_y")]]).expand(40, 2)
     strengths = torch.rand(40, 2, 2, generator=seeded(3), dtype=torch.float64)
-    draws = Draws(choices, strengths, torch.zeros(40, 3, 4, dtype=torch.int64))
+    draws = CTAugmentDraws(choices, strengths, torch.zeros(40, 3, 4, dtype=torch.int64))
     assert torch.equal(CTAugment(translate="tf").apply(images, draws), images)
     assert not torch.equal(CTAugment().apply(images, draws), images)
-    with pytest.raises(ValueError, match="unknown translate 'pixels'; known: scaled, tf"):
-        CTAugment(translate="pixels")
 
 
 def test_depth_is_the_number_of_operations():
@@ -212,3 +210,8 @@ def test_depth_is_the_number_of_operations():
     assert draws.choices.shape == (10, 3)
     assert draws.boxes.shape == (10, 4, 4)
     assert policy.apply(torch.zeros(10, 1, 16, 16, dtype=torch.uint8), draws).shape == (10, 1, 16, 16)
+
+
+def test_without_geometry_no_operation_that_moves_pixels_is_drawn():
+    names = {NAMES[choice] for choice in CTAugment(geometry=False).draw(500, 16, 16, seeded()).choices.flatten().tolist()}
+    assert set(NAMES) - names == {"rescale", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"}

@@ -1,4 +1,4 @@
-"""What must hold for every operation and any batch: no neighbors, no order, no layout, no changed input; clear errors."""
+"""Properties of every operation on any batch: independence of neighbors, order and layout; input unchanged; clear errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_images import sample_images
 
-from crmatch.augment.kernels.cutout import cut_out_
-from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_operation, apply_sequence, check_images
+from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_operation, apply_sequence
 
 NEUTRAL = {
     **{name: 0.0 for name in OPERATIONS if OPERATIONS[name].low <= 0 <= OPERATIONS[name].high},
@@ -34,34 +33,22 @@ def batches(draw, most=12):
     return images, torch.from_numpy(kinds), torch.from_numpy(values)
 
 
-@settings(max_examples=40, deadline=None)
-@given(batches())
-def test_an_image_alone_gives_the_same_as_in_its_batch(batch):
-    images, kinds, values = batch
-    together = apply_sequence(images, kinds, values)
-    alone = [apply_sequence(images[i : i + 1], kinds[i : i + 1], values[i : i + 1]) for i in range(len(images))]
-    assert torch.equal(together, torch.cat(alone))
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(batches(), st.randoms(use_true_random=False))
-def test_the_order_of_images_does_not_matter(batch, random):
+def test_neither_neighbors_nor_order_nor_memory_layout_matter_and_input_is_never_changed(batch, random):
     images, kinds, values = batch
+    before, expected = images.clone(), apply_sequence(images, kinds, values)
+    assert expected.is_contiguous()
+    assert expected.dtype == torch.uint8
+    alone = [apply_sequence(images[i : i + 1], kinds[i : i + 1], values[i : i + 1]) for i in range(len(images))]
+    assert torch.equal(torch.cat(alone), expected)
     order = torch.tensor(random.sample(range(len(images)), len(images)))
-    shuffled = apply_sequence(images[order], kinds[order], values[order])
-    assert torch.equal(shuffled, apply_sequence(images, kinds, values)[order])
-
-
-@settings(max_examples=40, deadline=None)
-@given(batches())
-def test_memory_layout_does_not_matter_and_input_is_never_changed(batch):
-    images, kinds, values = batch
-    before = images.clone()
-    expected = apply_sequence(images, kinds, values)
+    assert torch.equal(apply_sequence(images[order], kinds[order], values[order]), expected[order])
     height, width = images.shape[2:]
     framed = torch.zeros(*images.shape[:2], height + 3, width + 5, dtype=torch.uint8)
     framed[:, :, 1 : height + 1, 2 : width + 2] = images
     layouts = [
+        images,
         images.contiguous(memory_format=torch.channels_last),
         images.transpose(2, 3).contiguous().transpose(2, 3),
         framed[:, :, 1 : height + 1, 2 : width + 2],
@@ -69,9 +56,6 @@ def test_memory_layout_does_not_matter_and_input_is_never_changed(batch):
     for layout in layouts:
         assert torch.equal(apply_sequence(layout, kinds, values), expected)
         assert torch.equal(layout, before)
-    assert torch.equal(images, before)
-    assert expected.is_contiguous()
-    assert expected.dtype == torch.uint8
 
 
 @settings(max_examples=30, deadline=None)
@@ -96,50 +80,23 @@ def test_a_batch_larger_than_one_chunk_gives_the_same_as_its_parts(monkeypatch):
     assert torch.equal(apply_sequence(images, kinds, values), whole)
 
 
-def test_an_empty_batch_stays_empty():
-    images = torch.zeros(0, 3, 16, 16, dtype=torch.uint8)
-    assert apply_operation("rotate", images, torch.zeros(0)).shape == (0, 3, 16, 16)
-
-
-def test_cutout_covers_a_square_in_the_middle():
-    images = torch.full((2, 3, 20, 30), 9, dtype=torch.uint8)
-    covered = apply_operation("cutout", images, torch.tensor([0.5, 1.0])) == 127
-    assert covered[0].sum().item() == 3 * 10 * 10
-    assert covered[0, :, 5:15, 10:20].all()
-    assert covered[1].sum().item() == 3 * 20 * 20
-
-
-def test_boxes_of_a_color_get_its_luma_in_gray_images():
-    boxes = torch.tensor([[0, 0, 8, 8]])
-    colored = cut_out_(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), boxes, (125, 123, 114))
-    gray = cut_out_(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), boxes, (125, 123, 114))
-    assert colored[0, :, 0, 0].tolist() == [125, 123, 114]
-    assert gray.unique().tolist() == [123]
-
-
 IMAGES = torch.zeros(4, 3, 16, 16, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
-    ("name", "images", "values", "error", "message"),
+    ("name", "images", "values", "message"),
     [
-        ("rotat", IMAGES, torch.zeros(4), ValueError, r"unknown operation 'rotat'; did you mean 'rotate'\?"),
-        ("qqq", IMAGES, torch.zeros(4), ValueError, "known: autocontrast"),
-        ("rotate", IMAGES.float(), torch.zeros(4), TypeError, "must be uint8, got torch.float32"),
-        ("rotate", IMAGES[0], torch.zeros(4), ValueError, r"\(N, C, H, W\) with C of 1 or 3, got \(3, 16, 16\)"),
-        ("rotate", IMAGES[:, :2], torch.zeros(4), ValueError, r"C of 1 or 3, got \(4, 2, 16, 16\)"),
-        ("rotate", IMAGES[..., :7], torch.zeros(4), ValueError, "sides from 8 to 512 pixels, got 16 x 7"),
-        ("rotate", IMAGES, torch.zeros(3), ValueError, r"one value per image, shape \(4,\), got \(3,\)"),
-        ("posterize", IMAGES, torch.full((4,), 9.0), ValueError, r"from 1 to 8 \(bits\), got 9 to 9"),
-        ("color", IMAGES, torch.tensor([0.0, 1, 2, -0.1]), ValueError, r"from 0 to 2 \(factor\), got -0.1 to 2"),
-        ("shear_x", IMAGES, torch.full((4,), torch.nan), ValueError, "shear_x takes values from -1 to 1"),
+        ("rotat", IMAGES, torch.zeros(4), "Did you mean 'rotate'"),
+        ("rotate", IMAGES.float(), torch.zeros(4), "must be uint8 .* got torch.float32"),
+        ("rotate", IMAGES[0], torch.zeros(4), r"\(N, C, H, W\) .* got torch.uint8 \(3, 16, 16\)"),
+        ("rotate", IMAGES[:, :2], torch.zeros(4), r"1 or 3 channels .* \(4, 2, 16, 16\)"),
+        ("rotate", IMAGES[..., :7], torch.zeros(4), r"sides from 8 to 512, .* \(4, 3, 16, 7\)"),
+        ("rotate", IMAGES, torch.zeros(3), r"one value per image, shape \(4,\), got \(3,\)"),
+        ("posterize", IMAGES, torch.full((4,), 9.0), r"from 1 to 8 \(bits\), got 9 to 9"),
+        ("color", IMAGES, torch.tensor([0.0, 1, 2, -0.1]), r"from 0 to 2 \(factor\), got -0.1 to 2"),
+        ("shear_x", IMAGES, torch.full((4,), torch.nan), "shear_x takes values from -1 to 1"),
     ],
 )
-def test_wrong_requests_are_told_what_would_work(name, images, values, error, message):
-    with pytest.raises(error, match=message):
+def test_wrong_requests_are_told_what_would_work(name, images, values, message):
+    with pytest.raises(ValueError, match=message):
         apply_operation(name, images, values)
-
-
-def test_check_images_accepts_every_legal_shape():
-    check_images(torch.zeros(1, 1, 8, 512, dtype=torch.uint8))
-    check_images(torch.zeros(0, 3, 512, 8, dtype=torch.uint8))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from sample_images import sample_images
 
-from crmatch.augment.operations import OPERATION_NAMES
-from crmatch.augment.randaugment import Draws, RandAugment
+from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_operation
+from crmatch.augment.randaugment import RandAugment
 from crmatch.augment.variants import RANDAUGMENT_OPERATIONS, VARIANTS
 from reference import pillow_pipeline
 
@@ -60,44 +60,31 @@ def test_share_of_images_by_number_of_operations(variant, shares):
     assert all(within_five_deviations(counts[number], COUNT, share) for number, share in shares.items())
 
 
-@pytest.mark.parametrize("variant", ["paper", "usb"])
-def test_uniform_magnitudes_fill_the_printed_ranges(variant):
+RANGES = {
+    "paper": dict.fromkeys(FACTORS, (0.05, 0.95)) | dict.fromkeys(SIGNED, (-0.3, 0.3)),
+    "featmatch": dict.fromkeys(FACTORS, (0.1, 1.9))
+    | dict.fromkeys(("shear_x", "shear_y"), (-0.3, 0.3))
+    | dict.fromkeys(("translate_x", "translate_y"), (-150 / 331, 150 / 331)),
+}
+RANGES["usb"] = RANGES["paper"]
+BITS = {
+    "paper": dict.fromkeys((4, 5, 6, 7, 8), 1 / 5),
+    "usb": dict.fromkeys((4, 5, 6, 7), 1 / 4),
+    "featmatch": {4: 1 / 8, 5: 1 / 4, 6: 1 / 4, 7: 1 / 4, 8: 1 / 8},
+}
+
+
+@pytest.mark.parametrize("variant", RANGES)
+def test_uniform_magnitudes_fill_the_published_ranges_in_both_directions(variant):
     draws = draw(variant)
-    ranges = {
-        **dict.fromkeys(FACTORS, (0.05, 0.95)),
-        "rotate": (-30, 30),
-        **dict.fromkeys(SIGNED - {"rotate"}, (-0.3, 0.3)),
-        "solarize": (0, 256),
-    }
-    for name, (low, high) in ranges.items():
+    for name, (low, high) in (RANGES[variant] | {"rotate": (-30, 30), "solarize": (0, 256)}).items():
         values = values_of(draws, name)
         assert low <= values.min() < low + 0.01 * (high - low), name
         assert high - 0.01 * (high - low) < values.max() <= high, name
         assert within_five_deviations((values < (low + high) / 2).sum().item(), len(values), 0.5), name
     bits = Counter(values_of(draws, "posterize").tolist())
-    assert sorted(bits) == ([4, 5, 6, 7, 8] if variant == "paper" else [4, 5, 6, 7])
-    assert all(within_five_deviations(count, bits.total(), 1 / len(bits)) for count in bits.values())
-
-
-def test_magnitudes_of_featmatch_are_uniform_over_its_ten_levels_in_both_directions():
-    draws = draw("featmatch")
-    ranges = {
-        **dict.fromkeys(FACTORS, (0.1, 1.9)),
-        "rotate": (-30, 30),
-        "shear_x": (-0.3, 0.3),
-        "shear_y": (-0.3, 0.3),
-        "translate_x": (-150 / 331, 150 / 331),
-        "translate_y": (-150 / 331, 150 / 331),
-        "solarize": (0, 256),
-    }
-    for name, (low, high) in ranges.items():
-        values = values_of(draws, name)
-        assert low <= values.min() < low + 0.01 * (high - low), name
-        assert high - 0.01 * (high - low) < values.max() <= high, name
-        assert within_five_deviations((values < (low + high) / 2).sum().item(), len(values), 0.5), name
-    bits = Counter(values_of(draws, "posterize").tolist())
-    shares = {4: 1 / 8, 5: 1 / 4, 6: 1 / 4, 7: 1 / 4, 8: 1 / 8}
-    assert all(within_five_deviations(bits[bit], bits.total(), share) for bit, share in shares.items())
+    assert set(bits) == set(BITS[variant])
+    assert all(within_five_deviations(bits[bit], bits.total(), share) for bit, share in BITS[variant].items())
 
 
 @pytest.mark.parametrize("variant", ["google", "author", "kekmodel"])
@@ -180,9 +167,11 @@ def test_cutout_of_the_ports_is_pillows_rectangle(variant):
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 16, 16), (3, 20, 45)])
 def test_views_equal_the_pillow_pipeline(variant, channels, height, width):
     images = sample_images(300, channels, height, width, np.random.default_rng(1))
+    before = images.clone()
     policy = RandAugment(variant)
     draws = policy.draw(300, height, width, torch.Generator().manual_seed(2))
     views = policy.apply(images, draws)
+    assert torch.equal(images, before)
     color = policy.variant.cutout.color if channels == 3 else {127: 127, 125: 123}[policy.variant.cutout.color[0]]
     for i in range(300):
         array = images[i].permute(1, 2, 0).numpy()
@@ -199,34 +188,18 @@ def test_views_equal_the_pillow_pipeline(variant, channels, height, width):
         assert np.array_equal(views[i].permute(1, 2, 0).numpy().squeeze(), expected), operations
 
 
-def test_views_keep_their_input_and_can_be_made_of_slices():
-    images = sample_images(64, 3, 32, 32, np.random.default_rng(3))
-    before = images.clone()
-    for variant in VARIANTS:
-        policy = RandAugment(variant)
-        draws = policy.draw(64, 32, 32, torch.Generator().manual_seed(4))
-        views = policy.apply(images, draws)
-        halves = [policy.apply(images[part], Draws(*(field[part] for field in draws))) for part in HALVES]
-        assert torch.equal(torch.cat(halves), views)
-        assert torch.equal(policy.apply(images.contiguous(memory_format=torch.channels_last), draws), views)
-    assert torch.equal(images, before)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_geometry_no_operation_that_moves_pixels_is_drawn(variant):
+    draws = RandAugment(variant, geometry=False).draw(500, 16, 16, torch.Generator().manual_seed(0))
+    drawn = {OPERATION_NAMES[position] for position in draws.operations.flatten().tolist()}
+    assert set(VARIANTS[variant].operations) - drawn == SIGNED | ({"mirror"} if variant == "featmatch" else set())
 
 
-HALVES = (slice(0, 32), slice(32, 64))
-
-
-def test_the_same_seed_draws_the_same_and_another_seed_does_not():
-    first, again, other = draw("paper", 100, seed=1), draw("paper", 100, seed=1), draw("paper", 100, seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first.values, other.values)
-
-
-def test_wrong_requests_are_told_what_would_work():
-    with pytest.raises(ValueError, match="unknown RandAugment variant 'papre'; known: paper, google"):
-        RandAugment("papre")
-    policy = RandAugment()
-    draws = policy.draw(3, 16, 16, torch.Generator())
-    with pytest.raises(ValueError, match="draws for 3 images cannot be applied to 4"):
-        policy.apply(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), draws)
-    with pytest.raises(TypeError, match="must be uint8"):
-        policy.apply(torch.zeros(3, 3, 16, 16), draws)
+def test_geometric_operations_are_exactly_those_that_move_a_bright_pixel():
+    image = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
+    image[..., 3, 2] = 255
+    for name, operation in OPERATIONS.items():
+        value = torch.tensor([256.0 if name == "solarize" else operation.high / 4])
+        changed = apply_operation(name, image, value)
+        moved = (changed if name != "invert" else ~changed).argmax() != image.argmax()
+        assert moved == operation.geometric, name

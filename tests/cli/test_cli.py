@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,10 +31,11 @@ def finished(crmatch: Command, stripes: Path, tmp_path: Path) -> Path:
     return Path(json.loads(outcome.out)["run"])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["figure", "curves", "--help"]])
 def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> None:
     code = f"import sys; sys.argv = {['crmatch', *arguments]!r}\nfrom crmatch.cli.app import main\n"
-    code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert not {'torch', 'pydantic'} & set(sys.modules)"
+    code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert 'torch' not in sys.modules"
     seconds = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -45,11 +46,7 @@ def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> No
     assert min(seconds) < 0.5  # processor time: the command waits for nothing, and other programs do not count
 
 
-def test_the_version_is_printed(crmatch: Command) -> None:
-    outcome = crmatch("--version")
-    assert (outcome.code, outcome.out.strip()) == (0, f"crmatch {__version__}")
-
-
+@pytest.mark.process
 def test_the_first_training_step_comes_within_six_seconds(tmp_path: Path) -> None:
     seconds = []
     for number in range(2):
@@ -69,7 +66,7 @@ def test_train_ends_with_error_and_directory_and_writes_everything(crmatch: Comm
     outcome = crmatch("train", *tiny(stripes, tmp_path / "runs"))
     assert outcome.code == 0
     assert "CR-Match on stripes@2, split 1, 6 labels: test error" in outcome.out
-    directory = Path(outcome.out.rpartition("Saved in ")[2].strip())
+    directory = Path(outcome.out.split()[-1])
     names = {"spec.json", "split.json", "metrics.jsonl", "record.json", "model.safetensors", "config.json", "checkpoint"}
     assert names <= {file.name for file in directory.iterdir()}
     assert directory.parent.parent == tmp_path / "runs" / "stripes@2"
@@ -77,21 +74,17 @@ def test_train_ends_with_error_and_directory_and_writes_everything(crmatch: Comm
 
 
 def test_the_record_says_everything_about_the_run(finished: Path) -> None:
-    record = json.loads((finished / "record.json").read_text())
+    record, split = (json.loads((finished / name).read_text()) for name in ("record.json", "split.json"))
     assert record["spec"]["setting"] == "stripes@2"
-    assert record["numerics"] >= 1
-    for model in ("ema", "raw"):
-        assert set(record[model]) == {"last", "median_last_20", "best_on_test"}
+    assert set(record["ema"]) == set(record["raw"]) == {"last", "median_last_20", "best_on_test"}
     assert (record["labeled_images"], record["unlabeled_images"], record["test_images"]) == (6, 30, 18)
-    assert record["steps"] == 20
-    assert record["images_seen"] == 20 * (6 + 12 + 12 + 3 * 4)
-    assert record["machine"]["versions"]["torch"]
-    assert record["machine"]["threads"] >= 1
-    assert record["machine"]["device"] == "cpu"
-    assert "commit" in record["machine"]
+    assert (record["steps"], record["images_seen"]) == (20, 20 * (6 + 12 + 12 + 3 * 4))
+    machine = record["machine"]
+    assert machine["versions"]["torch"]
+    assert (machine["threads"], machine["device"]) == (1, "cpu")
+    assert "commit" in machine
     assert len(record["per_class_error"]) == 3
     assert record["class_names"] == ["stripe 0", "stripe 1", "stripe 2"]
-    split = json.loads((finished / "split.json").read_text())
     assert len(split["labeled"]) == 6
     assert split["data_fingerprint"] == record["data_fingerprint"]
 
@@ -113,21 +106,15 @@ def test_the_same_command_again_returns_the_finished_record_at_once(crmatch: Com
     assert outcome.err == ""
 
 
-def test_json_prints_one_object_and_nothing_else(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, tmp_path), "--baseline", "--json")
-    answer = json.loads(outcome.out)
-    assert answer["spec"]["method"]["name"] == "crmatch"
-    assert answer["baseline"]["spec"]["method"]["name"] == "supervised"
-    assert answer["baseline"]["spec"]["plan"]["steps"] == 20
-
-
 def test_the_baseline_is_trained_on_the_same_labels_and_compared(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, tmp_path), "--baseline")
-    assert "Supervised only on stripes@2, split 1, 6 labels: test error" in outcome.out
-    assert "Using the 30 unlabeled images" in outcome.out
-    splits = [json.loads(path.read_text())["labeled"] for path in tmp_path.rglob("split.json")]
-    assert len(splits) == 2
-    assert splits[0] == splits[1]
+    answer = json.loads(crmatch("train", *tiny(stripes, tmp_path), "--baseline", "--json").out)
+    assert [part["spec"]["method"]["name"] for part in (answer, answer["baseline"])] == ["crmatch", "supervised"]
+    assert answer["baseline"]["spec"]["plan"]["steps"] == 20
+    one, two = (json.loads(path.read_text())["labeled"] for path in tmp_path.rglob("split.json"))
+    assert one == two
+    said = crmatch("train", *tiny(stripes, tmp_path), "--baseline").out
+    assert "Supervised only on stripes@2, split 1, 6 labels: test error" in said
+    assert "Using the 30 unlabeled images" in said
 
 
 def test_evaluate_repeats_the_records_error(crmatch: Command, finished: Path, stripes: Path) -> None:
@@ -138,18 +125,6 @@ def test_evaluate_repeats_the_records_error(crmatch: Command, finished: Path, st
     assert answer["error"] == record["ema"]["last"]
     assert answer["confusion"] == record["confusion"]
     assert "stripe 1" in crmatch("evaluate", finished, "--data-dir", stripes).out
-
-
-def test_the_model_directory_alone_predicts(finished: Path, stripes: Path) -> None:
-    import crmatch
-    from crmatch.data.load import load_data
-
-    model = crmatch.load(finished)
-    test = load_data("stripes", stripes).test
-    assert test is not None
-    probabilities = model.predict_probabilities(test.images)
-    error = 100 * (probabilities.argmax(dim=1) != test.labels).double().mean().item()
-    assert error == pytest.approx(json.loads((finished / "config.json").read_text())["test_error"])
 
 
 def test_show_methods_lists_each_with_its_paper(crmatch: Command) -> None:
@@ -202,14 +177,28 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["train"], 2, "SETTING"),
     (["trian"], 2, "trian"),
     (["show", "config", "digits@4", "--diff", "ubs"], 2, "Did you mean 'usb'?"),
-    (["train", "cifar10@4"], 3, "no cifar10.npz"),
+    (["show", "config", "digits@4", "--set", "recipe=paper"], 2, "cannot be changed"),
+    (["show", "config", "digits@4", "--set", "setting=../../elsewhere"], 2, "cannot be changed"),
+    (["train", "cifar10@4"], 3, "cifar10"),
     (["train", "broken@4"], 3, "cannot be read as a packed set"),
-    (["evaluate", "/nowhere"], 3, "/nowhere does not exist"),
+    (["evaluate", "/nowhere"], 3, "finished run"),
+    (["train", ""], 2, "is not a setting"),
+    (["train", "a" * 5000], 2, "is not a setting"),
+    (["train", "digits@" + "9" * 5000], 2, "is not a setting"),
+    (["train", "digits@4", "--set", "augmentation.padding=16"], 2, "augmentation.padding"),
+    (["train", "digits@4", "--set", "plan.unlabeled_batch_size=1000000000000"], 2, "plan.unlabeled_batch_size"),
+    (["train", "digits@4", "--set", "network.filters=1000000"], 2, "network.filters"),
+    (["train", "digits@4", "--set", "plan.steps=null", "--set", "plan.unlabeled_epochs=1e308"], 2, "unlabeled_epochs"),
+    (["train", "digits@4", "--set", "plan.decay_rule=decoupled"], 2, "decay_rule"),
+    (["data", "split", "."], 3, ""),
+    (["data", "fetch", "cifr10"], 2, "Did you mean 'cifar10'?"),
+    (["data", "fetch", "mini_imagenet"], 2, ""),
+    (["data", "check", "cifar10"], 3, ""),
 ]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("arguments", "code", "message"), WRONG, ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else ""
 )
 def test_wrong_requests_get_two_plain_lines_and_their_exit_code(
     crmatch: Command, tmp_path: Path, arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch
@@ -217,10 +206,11 @@ def test_wrong_requests_get_two_plain_lines_and_their_exit_code(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CRMATCH_DATA", str(tmp_path))
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 this is not a packed set")
+    (tmp_path / "labeled" / "a").mkdir(parents=True)
     outcome = crmatch(*arguments)
     assert outcome.code == code
     assert message in outcome.err
-    assert len(outcome.err.strip().splitlines()) <= 2
+    assert 1 <= len(outcome.err.strip().splitlines()) <= 2
     assert outcome.out == ""
     assert "Traceback" not in outcome.err
     assert not (tmp_path / "runs").exists()
@@ -243,28 +233,6 @@ def test_resume_never_refuses_what_is_there(crmatch: Command, finished: Path, st
     assert "--resume never" in outcome.err
 
 
-def test_a_run_in_use_is_refused(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    from filelock import FileLock
-
-    out = tmp_path / "runs"
-    first = crmatch("train", *tiny(stripes, out), "--json")
-    directory = Path(json.loads(first.out)["run"])
-    (directory / "record.json").unlink()
-    with FileLock(directory / "run.lock"):
-        outcome = crmatch("train", *tiny(stripes, out))
-    assert outcome.code == 4
-    assert "in use by another process" in outcome.err
-
-
-def test_damaged_checkpoints_cannot_be_resumed_and_say_so(crmatch: Command, finished: Path, stripes: Path) -> None:
-    (finished / "record.json").unlink()
-    for file in (finished / "checkpoint").iterdir():
-        file.write_bytes(b"damaged")
-    outcome = crmatch("train", *tiny(stripes, finished.parents[2]))
-    assert outcome.code == 4
-    assert "are damaged" in outcome.err
-
-
 def test_changed_data_is_noticed_before_a_run_continues(crmatch: Command, finished: Path, stripes: Path) -> None:
     (finished / "record.json").unlink()
     write_packed(stripes / "stripes.npz", per_class=13)
@@ -273,54 +241,17 @@ def test_changed_data_is_noticed_before_a_run_continues(crmatch: Command, finish
     assert "changed since the run began" in outcome.err
 
 
-def test_an_output_path_below_a_file_is_a_data_error(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("precious")
-    outcome = crmatch("train", *tiny(stripes, file / "runs"))
+def test_an_output_directory_below_a_file_is_a_data_error(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    outcome = crmatch("train", *tiny(stripes, tmp_path / "file" / "runs"))
     assert outcome.code == 3
     assert "Choose a directory you may write to" in outcome.err
-    assert file.read_text() == "precious"
-
-
-@pytest.fixture
-def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A directory nobody may write to, not even root: a read-only mount, or permissions for other users."""
-    folder = tmp_path / "read-only"
-    folder.mkdir()
-    if os.geteuid():
-        folder.chmod(0o500)
-        yield folder
-        folder.chmod(0o700)
-        return
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], capture_output=True, check=False).returncode:
-        pytest.skip("root ignores permissions, and this machine allows no mount")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_read_only_output_directory_is_a_data_error(crmatch: Command, stripes: Path, read_only: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, read_only / "runs"))
-    assert outcome.code == 3
-    assert len(outcome.err.strip().splitlines()) == 2
-
-
-def test_divergence_ends_with_code_5_and_keeps_the_checkpoint(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, tmp_path), "--set", "plan.learning_rate=1e12")
-    assert outcome.code == 5
-    assert "is not finite at step" in outcome.err
-    assert len([line for line in outcome.err.splitlines() if line.startswith("crmatch:")]) == 1
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_seed_and_split_may_come_from_set_and_options_come_before_it(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
     outcome = crmatch("train", *tiny(stripes, tmp_path), "--set=seed=5", "--set=split=2", "--seed", "4", "--json")
     assert Path(json.loads(outcome.out)["run"]).name == "split2-seed5"
-
-
-@pytest.mark.parametrize("change", ["recipe=paper", "setting=../../elsewhere"])
-def test_what_names_the_run_cannot_be_changed_by_set(crmatch: Command, change: str) -> None:
-    outcome = crmatch("show", "config", "digits@4", "--set", change)
-    assert outcome.code == 2
-    assert "cannot be changed" in outcome.err
 
 
 def test_a_spec_file_of_a_run_is_a_config_file(crmatch: Command, finished: Path, stripes: Path) -> None:
@@ -338,6 +269,7 @@ DAMAGE: list[tuple[str, bytes | None, int]] = [
     ("metrics.jsonl", None, 3),
     ("metrics.jsonl", b'[1]\n{"step": 20}\n', 3),
     ("metrics.jsonl", b'{"a": 1}\n{"step": 20}\n', 3),
+    ("checkpoint", b"damaged", 4),
 ]
 
 
@@ -346,86 +278,50 @@ def test_damaged_files_of_an_unfinished_run_are_named_in_two_lines(
     crmatch: Command, finished: Path, stripes: Path, name: str, content: bytes | None, code: int
 ) -> None:
     (finished / "record.json").unlink()
-    if content is None:
-        (finished / name).unlink()
-    else:
-        (finished / name).write_bytes(content)
+    for file in [finished / name] if name != "checkpoint" else (finished / name).iterdir():
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
     outcome = crmatch("train", *tiny(stripes, finished.parents[2]), "--json")
     assert outcome.code == code, outcome.err
-    lines = [line for line in outcome.err.splitlines() if not line.startswith("continuing")]
-    assert len(lines) <= 2
+    assert len(outcome.err.rpartition("crmatch: ")[2].splitlines()) <= 2
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"std": [0, 0, 0]},
-        {"mean": [0.5]},
-        {"image_size": 10**9},
-        {"image_size": 0},
-        {"channels": 0},
-        {"network": {"kind": "x"}},
-    ],
-)
-def test_a_damaged_model_config_is_a_data_error(
-    crmatch: Command, finished: Path, stripes: Path, change: dict[str, object]
-) -> None:
-    config = json.loads((finished / "config.json").read_text())
-    (finished / "config.json").write_text(json.dumps({**config, **change}))
-    outcome = crmatch("evaluate", finished, "--data-dir", stripes)
-    assert outcome.code == 3
-    assert len(outcome.err.strip().splitlines()) <= 2
+WRONG_CONFIG: list[dict[str, object]] = [
+    {"std": [0, 0, 0]}, {"mean": [0.5]}, {"image_size": 10**9}, {"image_size": 0}, {"channels": 0}, {"network": {"kind": "x"}},
+]  # fmt: skip
 
 
-def test_a_flipped_byte_in_the_weights_is_noticed(crmatch: Command, finished: Path, stripes: Path) -> None:
-    content = bytearray((finished / "model.safetensors").read_bytes())
-    content[-9] ^= 1
-    (finished / "model.safetensors").write_bytes(bytes(content))
-    assert crmatch("evaluate", finished, "--data-dir", stripes).code == 3
+def test_a_damaged_model_or_changed_data_is_a_data_error(crmatch: Command, finished: Path, stripes: Path) -> None:
+    def message() -> str:
+        outcome = crmatch("evaluate", finished, "--data-dir", stripes)
+        assert outcome.code == 3
+        assert len(outcome.err.strip().splitlines()) <= 2
+        return outcome.err
 
-
-def test_evaluate_notices_changed_data(crmatch: Command, finished: Path, stripes: Path) -> None:
+    config, weights = finished / "config.json", finished / "model.safetensors"
+    whole, content = config.read_text(), weights.read_bytes()
+    for change in WRONG_CONFIG:
+        config.write_text(json.dumps({**json.loads(whole), **change}))
+        message()
+    config.write_text(whole)
+    weights.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    message()
+    weights.write_bytes(content)
     write_packed(stripes / "stripes.npz", per_class=13)
-    outcome = crmatch("evaluate", finished, "--data-dir", stripes)
-    assert outcome.code == 3
-    assert "changed since it was trained" in outcome.err
+    assert "changed since it was trained" in message()
 
 
-def test_weights_that_are_not_finite_are_neither_saved_nor_evaluated(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    arguments = ["--set", "plan.learning_rate=1e38", "--set", "plan.steps=1"]
-    outcome = crmatch("train", *tiny(stripes, tmp_path), *arguments)
-    assert outcome.code == 5
-    assert "the weights are not finite after step 1" in outcome.err
-    assert not list(tmp_path.rglob("*.safetensors"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["train", ""], 2),
-        (["train", "a" * 5000], 2),
-        (["train", "digits@" + "9" * 5000], 2),
-        (["train", "digits@4", "--set", "augmentation.padding=16"], 2),
-        (["train", "digits@4", "--set", "plan.unlabeled_batch_size=1000000000000"], 2),
-        (["train", "digits@4", "--set", "network.filters=1000000"], 2),
-        (["train", "digits@4", "--image-size", "100000"], 2),
-        (["train", "digits@4", "--set", "plan.steps=null", "--set", "plan.unlabeled_epochs=1e308"], 2),
-        (["train", "digits@4", "--set", "plan.decay_rule=decoupled"], 2),
-        (["data", "split", "."], 2),
-        (["data", "fetch", "cifr10"], 2),
-        (["data", "fetch", "mini_imagenet"], 2),
-        (["data", "check", "cifar10"], 3),
-    ],
-)
-def test_requests_that_cannot_be_met_never_show_a_traceback(
-    crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int
+@pytest.mark.parametrize(("steps", "rate", "message"), [(20, 1e12, "is not finite at step"), (1, 1e38, "after step 1")])
+def test_divergence_ends_with_code_5_and_saves_no_such_weights(
+    crmatch: Command, stripes: Path, tmp_path: Path, steps: int, rate: float, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CRMATCH_DATA", str(tmp_path / "cache"))
-    (tmp_path / "labeled" / "a").mkdir(parents=True)
-    outcome = crmatch(*arguments)
-    assert outcome.code in (code, 3)
-    assert 1 <= len(outcome.err.strip().splitlines()) <= 2
+    outcome = crmatch("train", *tiny(stripes, tmp_path), "--set", f"plan.learning_rate={rate}", "--set", f"plan.steps={steps}")
+    assert outcome.code == 5
+    assert message in outcome.err
+    assert len([line for line in outcome.err.splitlines() if line.startswith("crmatch:")]) == 1
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_a_directory_named_like_a_setting_does_not_hide_it(
@@ -440,3 +336,4 @@ def test_no_arguments_show_the_help_and_nothing_else(crmatch: Command) -> None:
     outcome = crmatch()
     assert "train" in outcome.out
     assert outcome.err == ""
+    assert crmatch("--version") == Outcome(0, f"crmatch {__version__}\n", "")

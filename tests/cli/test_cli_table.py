@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 
 from conftest import TINY, Outcome
 from crmatch.analysis.curves import find_runs
 from crmatch.errors import DataError, DivergedError
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import RunSpec
+from crmatch.training.execution import Execution
 
 Command = Callable[..., Outcome]
-SCRIPT = [sys.executable, "-c", "from crmatch.cli.app import main; main()"]
 
 
 def tiny(name: str, data_dir: Path, out: Path, steps: int = 6) -> list[object]:
@@ -35,15 +37,16 @@ def records_of(out: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in out.rglob("record.json")}
 
 
+@pytest.mark.process
 def test_a_dry_run_needs_neither_torch_nor_data(tmp_path: Path) -> None:
     words = ["crmatch", "table", "ablation", "--claims", "--dry-run", "--engine", "ray"]
     code = f"import sys; sys.argv = {words}\nfrom crmatch.cli.app import main\n"
     code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert not {'torch', 'ray'} & set(sys.modules)"
     environment = {**os.environ, "CRMATCH_DATA": str(tmp_path / "nothing")}
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
-    )
-    lines = answer.stdout.splitlines()
+    command = [sys.executable, "-c", code]
+    lines = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    ).stdout.splitlines()
     assert lines[0] == "Table 3: ablation of RotNet and FeatDistLoss; the paper's settings, split 1 (n = 1)"
     assert lines[1] == "24 runs, 0 finished, 24 missing"
     assert "crmatch train cifar10@4 --set method.rotation_weight=0.0" in lines
@@ -59,15 +62,15 @@ def test_a_dry_run_as_json_lists_only_what_is_missing(crmatch: Command, stripes:
     assert before["runs"] == len(before["missing"]) == 6
     command = before["missing"][0]["command"].split()
     assert crmatch(*command[1:]).code == 0
-    after = json.loads(crmatch(*arguments, "--dry-run", "--format", "json").out)
-    assert [run["command"] for run in after["missing"]] == [run["command"] for run in before["missing"][1:]]
+    after = json.loads(crmatch(*arguments, "--dry-run", "--format", "json", "--compile").out)
+    assert [run["command"] for run in after["missing"]] == [f"{run['command']} --compile" for run in before["missing"][1:]]
 
 
 def interrupting(monkeypatch: pytest.MonkeyPatch, call: int, step: int) -> list[RunSpec]:
     """Send SIGTERM at a step of the call-th run; returns the list to which every trained spec is added."""
-    import crmatch.runs.experiment as experiment
+    import crmatch.runs.run as module
 
-    real, trained = experiment.run, []
+    real, trained = module.run, list[RunSpec]()
 
     def run(spec: RunSpec, *arguments: Any, progress: Any, **options: Any) -> Any:
         trained.append(spec)
@@ -76,7 +79,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, call: int, step: int) -> list[
             progress.advance = lambda done: (advance(done), done == step and os.kill(os.getpid(), signal.SIGTERM))
         return real(spec, *arguments, progress=progress, **options)
 
-    monkeypatch.setattr(experiment, "run", run)
+    monkeypatch.setattr(module, "run", run)
     return trained
 
 
@@ -96,7 +99,7 @@ def test_an_interrupted_table_loses_no_run_and_repeats_none(
     again = crmatch(*arguments)
     assert again.code == 0
     assert trained[len(first) :] == [first[2], trained[-1]]
-    assert "continuing after step 5" in again.err
+    assert "after step 5" in again.err
     assert records_of(out).items() >= before.items()
     cells = json.loads(again.out)["cells"]
     assert [len(cell["runs"]) for cell in cells] == [1, 1, 1, 1]
@@ -124,18 +127,21 @@ def test_fresh_sets_the_old_runs_aside(crmatch: Command, stripes: Path, tmp_path
 def test_a_diverged_run_is_shown_and_the_others_go_on(
     crmatch: Command, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import crmatch.runs.experiment as experiment
+    import crmatch.runs.run as module
 
-    real = experiment.run
+    real, executions = module.run, set()
 
-    def run(spec: RunSpec, *arguments: Any, **options: Any) -> Any:
+    def run(spec: RunSpec, workspace: Workspace, execution: Execution, **options: Any) -> Any:
+        executions.add(execution)
         if spec.method.model_dump()["supervised_weight"] == 0:
             raise DivergedError("the loss is not finite at step 3.\nmore")
-        return real(spec, *arguments, **options)
+        return real(spec, workspace, Execution(), **options)
 
-    monkeypatch.setattr(experiment, "run", run)
-    outcome = crmatch(*tiny("ablation", stripes, tmp_path / "runs", steps=2), "--claims", "--format", "markdown")
+    monkeypatch.setattr(module, "run", run)
+    arguments = [*tiny("ablation", stripes, tmp_path / "runs", steps=2), "--claims", "--format", "markdown"]
+    outcome = crmatch(*arguments, "--compile", "--device", "cpu")
     assert outcome.code == 0
+    assert executions == {Execution("cpu", compile=True)}
     assert "| ✓ | ✓ without L_S | diverged: the loss is not finite at step 3. [1] |" in outcome.out
     assert "| ✓ | ✓ without L_PL | " in outcome.out
     assert len(records_of(tmp_path / "runs")) == 5
@@ -149,81 +155,92 @@ def test_tables_are_made_from_records_alone_and_saved(crmatch: Command, stripes:
         kept.mkdir(exist_ok=True)
         (kept / f"{number}.json").write_text(path.read_text())
     outcome = crmatch(*arguments, "--records", kept, "--format", "markdown", "--save", file)
-    assert outcome.out == f"The table is in {file}\n"
+    assert outcome.out == f"Saved in {file}\n"
     assert file.read_text().partition("<details>")[0] == made.partition("<details>")[0]
     assert str(kept) in file.read_text()
 
 
-def test_pages_are_made_anew_from_collected_records(
+def test_pages_are_made_again_from_collected_records(
     crmatch: Command, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Path(__file__).resolve().parents[2] / "benchmarks" / "results.py"
-    location = importlib.util.spec_from_file_location("results_benchmark", source)
-    assert location is not None
-    assert location.loader is not None
-    module = importlib.util.module_from_spec(location)
-    location.loader.exec_module(module)
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
+    results = importlib.import_module("results")
     docs, out = tmp_path / "docs", tmp_path / "runs"
-    (docs / "records").mkdir(parents=True)
-    monkeypatch.setattr(module, "DOCS", docs)
-    monkeypatch.setattr(module, "RECORDS", docs / "records")
+    records = docs / "records"
+    records.mkdir(parents=True)
+    monkeypatch.setattr(results, "DOCS", docs)
+    monkeypatch.setattr(results, "RECORDS", records)
     monkeypatch.setenv("CRMATCH_DATA", str(stripes))
     arguments = tiny("equivariance", stripes, out, steps=2)
     assert crmatch(*arguments).code == 0
-    probed = {name: {"mean": 12.5, "std": 0.5, "n": 10} for name in ("translation", "scaling", "rotation")}
+    monkeypatch.setattr("sys.argv", ["results.py", "--collect", str(out)])
+    probed = {key: {"mean": 12.5, "std": 0.5, "n": 10} for key in ("translation", "scaling", "rotation", "color jitter")}
     for path in records_of(out):
-        (path.parent / "probe.json").write_text(json.dumps(probed | {"color jitter": probed["scaling"]}))
+        (path.parent / "probe.json").write_text(json.dumps(probed))
     words = [str(word) for word in arguments if str(word).startswith("--set=")]
     marker = f"<!-- crmatch table equivariance --setting stripes@2 --steps 2 {' '.join(words)} -->"
     page = docs / "page.md"
     page.write_text(f"Before.\n{marker}\nold\n<!-- end of table -->\nAfter.\n")
-    monkeypatch.setattr("sys.argv", ["results.py", "--collect", str(out)])
     with pytest.raises(DataError, match="has no 'strong against weak'"):
-        module.main()
-    for path in (docs / "records").rglob("*.probe.json"):
-        path.write_text(json.dumps(dict.fromkeys([*probed, "color jitter", "strong against weak"], probed["scaling"])))
-    module.main()
+        results.main()
+    for path in records.rglob("*.probe.json"):
+        path.write_text(json.dumps({**probed, "strong against weak": probed["scaling"]}))
+    results.main()
     text = page.read_text()
     assert text.startswith(f"Before.\n{marker}\n\n**Table 4 right")
     assert text.endswith("<!-- end of table -->\nAfter.\n")
     assert "| Rotation | 12.50 ± 0.50 (paper 15.05 ± 0.33) |" in text
-    module.main()
-    assert page.read_text() == text
-    (kept, *_) = [path for path in (docs / "records").rglob("*.json") if ".probe" not in path.name]
+    (kept, *_) = [path for path in records.rglob("*.json") if ".probe" not in path.name]
     record = kept.read_text()
     kept.write_text(json.dumps({**json.loads(record), "numerics": 0}))
     for path in records_of(out):
         (path.parent / "probe.json").write_text(kept.with_suffix(".probe.json").read_text())
-    module.main()
-    assert json.loads(kept.read_text()) == json.loads(record), "a record of older numerics stays"
+    results.main()
+    assert json.loads(kept.read_text()) == json.loads(record), "a record of older numerics is replaced"
     monkeypatch.setenv("CRMATCH_DATA", str(tmp_path))
-    module.main()
-    assert page.read_text() == text
+    results.main()
+    assert page.read_text() == text, "without the data set the page stays as it is"
 
 
-def test_worker_processes_stop_with_a_signal_and_continue(stripes: Path, tmp_path: Path) -> None:
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_worker_processes_save_when_their_parent_is_stopped_or_killed(
+    stripes: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     out = tmp_path / "runs"
-    command = [*SCRIPT, *map(str, tiny("pairs", stripes, out, steps=20)), "--jobs", "2", "--format", "json"]
+    command = [sys.executable, "-m", "crmatch", *map(str, tiny("ablation", stripes, out, steps=40))]
+    command += ["--jobs", "2", "--format", "json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not records_of(out) and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 75, said
+    assert process.returncode == (75 if number == signal.SIGTERM else -signal.SIGKILL), said
+    while any(in_use(lock) for lock in out.rglob("run.lock")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     before = records_of(out)
-    assert before
+    assert len(before) < 4
     again = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    assert [len(cell["runs"]) for cell in json.loads(again.stdout)["cells"]] == [1] * 6
+    assert [len(cell["runs"]) for cell in json.loads(again.stdout)["cells"]] == [1] * 4
     assert records_of(out).items() >= before.items()
-    assert f"{len(before)} of 6 runs are finished" in again.stderr
+    assert f"{len(before)} of 4 runs are finished" in again.stderr
+
+
+def in_use(lock: Path) -> bool:
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["ablaton"], "unknown table 'ablaton'.\nDid you mean 'ablation'? Known: "),
-        (["ablation", "--splits", "5-1"], "--splits '5-1' is no list of splits from 1 to 100.\nWrite 1-5"),
+        (["ablation", "--splits", "5-1"], "--splits '5-1' is not a list of splits from 1 to 100.\nWrite 1-5"),
         (["ablation", "--setting", "digits"], "'digits' is not a setting.\nWrite DATASET@LABELS_PER_CLASS"),
         (["ablation", "--recipe", "fast"], "unknown recipe 'fast'.\nKnown: "),
         (["pairs", "--claims"], "--claims adds nothing to pairs.\nTables with such rows: ablation, weights"),

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -15,12 +16,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from crmatch.data.settings import parse_setting
-from crmatch.runs.directory import RunDirectory, run_directory
-from crmatch.spec.recipes import setting_of
-from crmatch.spec.run_spec import RunSpec
+from crmatch.runs.directory import RunDirectory
+from crmatch.runs.workspace import Workspace
+from crmatch.spec.recipes import recipe
+from crmatch.spec.run_spec import RunSpec, replace
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parents[1] / "src"
 STEPS, INTERVAL = 24, 4
 TIMING = {"seconds", "images_per_second"}
 KILLED = -signal.SIGKILL
@@ -29,9 +30,8 @@ KILLED = -signal.SIGKILL
 def write_stripes(data_dir: Path) -> Path:
     """A tiny packed set: class k is a bright stripe at height k."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    source = np.random.default_rng(0)
     labels = np.repeat(np.arange(3), 8)
-    images = source.integers(0, 80, (len(labels), 8, 8, 1), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 80, (len(labels), 8, 8, 1), dtype=np.uint8)
     for row, label in enumerate(labels):
         images[row, 2 * label : 2 * label + 2] += 150
     parts = {"train_images": images, "train_labels": labels, "test_images": images[::2], "test_labels": labels[::2]}
@@ -41,9 +41,6 @@ def write_stripes(data_dir: Path) -> Path:
 
 def tiny_spec(data_dir: Path, method: str) -> RunSpec:
     """A run of a second or two in which every term is active and CTAugment learns."""
-    from crmatch.spec.recipes import recipe
-    from crmatch.spec.run_spec import replace
-
     keys: dict[str, Any] = {
         "network.filters": 4, "network.repeat": 1, "plan.steps": STEPS, "plan.labeled_batch_size": 6,
         "plan.unlabeled_batch_size": 8, "plan.evaluate_every": 6, "plan.log_every": 1, "plan.checkpoint_every": INTERVAL,
@@ -56,34 +53,29 @@ def tiny_spec(data_dir: Path, method: str) -> RunSpec:
 
 
 class Forks:
-    """The forking process, as a context."""
+    """The forking process (forks.py), as a context."""
 
     def __enter__(self) -> Self:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE}"}
-        pipe = subprocess.PIPE
-        command = [sys.executable, str(HERE / "forks.py")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1] / "src")}
+        command, pipe = [sys.executable, str(HERE / "forks.py")], subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._process.communicate(timeout=60)
 
-    def begin(self, spec: RunSpec, out: Path, data_dir: Path, stop_after: int | None = None, here: bool = False) -> int:
+    def begin(self, spec: RunSpec, workspace: Workspace, stop_after: int | None = None, here: bool = False) -> int:
         """Start a run in a child and return its process id; or run it in the forking process itself."""
-        order = {"spec": spec.to_json(), "out": str(out), "data_dir": str(data_dir), "stop_after": stop_after, "here": here}
-        return self._ask(order)
+        places = {"out": str(workspace.out), "data_dir": str(workspace.data_dir)}
+        return self._ask({"spec": spec.to_json(), **places, "stop_after": stop_after, "here": here})
 
     def wait(self, child: int) -> int:
         """The exit code of a child."""
         return self._ask({"wait": child})
 
-    def finish(self, spec: RunSpec, out: Path, data_dir: Path, stop_after: int | None = None) -> int:
+    def finish(self, spec: RunSpec, workspace: Workspace, stop_after: int | None = None) -> int:
         """Run to the end, or to a stop; the exit code."""
-        return self.wait(self.begin(spec, out, data_dir, stop_after))
+        return self.wait(self.begin(spec, workspace, stop_after))
 
     def _ask(self, order: dict[str, Any]) -> int:
         assert self._process.stdin is not None
@@ -94,7 +86,7 @@ class Forks:
 
 
 class Result(NamedTuple):
-    """Everything a finished run left, but for times."""
+    """Everything a finished run left, except times."""
 
     state: dict[str, bytes]
     curves: list[dict[str, Any]]
@@ -103,7 +95,7 @@ class Result(NamedTuple):
 
 
 def result_of(directory: RunDirectory) -> Result:
-    """The result in a directory of a finished run; raises where there is none."""
+    """The result in the directory of a finished run."""
     from crmatch.training.checkpoint import load_checkpoint
 
     checkpoint, record = load_checkpoint(directory.checkpoints), directory.read_record()
@@ -117,24 +109,20 @@ def result_of(directory: RunDirectory) -> Result:
 
 
 class Kill(NamedTuple):
-    """What one kill found."""
+    """Last step in the curves, and step of the newest checkpoint (0 if there was none), after a kill."""
 
     reached: int
-    """Last step in the curves."""
     saved: int
-    """Step of the newest checkpoint; 0 where none had been written."""
 
 
 def check_after_kill(directory: RunDirectory) -> Kill:
     """The last checkpoint is readable, and no more than one interval is lost."""
     from crmatch.training.checkpoint import load_checkpoint
 
-    checkpoint = load_checkpoint(directory.checkpoints)
-    saved = checkpoint.step if checkpoint else 0
-    lines = directory.read_metrics()
-    reached = lines[-1]["step"] if lines else 0
-    assert reached - saved <= INTERVAL, f"killed after step {reached}, the last checkpoint is of step {saved}"
-    return Kill(reached, saved)
+    checkpoint, lines = load_checkpoint(directory.checkpoints), directory.read_metrics()
+    kill = Kill(lines[-1]["step"] if lines else 0, checkpoint.step if checkpoint else 0)
+    assert kill.reached - kill.saved <= INTERVAL, kill
+    return kill
 
 
 class Lab:
@@ -143,50 +131,47 @@ class Lab:
     def __init__(self, forks: Forks, folder: Path, seed: int) -> None:
         self.forks, self.folder, self.random = forks, folder, random.Random(seed)
         self.data_dir = write_stripes(folder / "data")
-        assert forks.begin(tiny_spec(self.data_dir, "crmatch"), folder / "warm", self.data_dir, stop_after=2, here=True) == 75
+        assert forks.begin(self.spec("crmatch"), self.workspace(), stop_after=2, here=True) == 75
         self._straight: dict[str, tuple[Result, float]] = {}
-        self._outs = 0
+
+    def spec(self, method: str) -> RunSpec:
+        """The tiny run of a method."""
+        return tiny_spec(self.data_dir, method)
+
+    def workspace(self) -> Workspace:
+        """A new directory of runs."""
+        return Workspace.at(tempfile.mkdtemp(dir=self.folder), self.data_dir)
 
     def straight(self, method: str) -> tuple[Result, float]:
-        """Result and seconds of the run that nobody disturbed."""
+        """Result and seconds of the run without interruption."""
         if method not in self._straight:
-            spec, out = tiny_spec(self.data_dir, method), self.folder / "straight"
-            began = time.perf_counter()
-            assert self.forks.train_all(spec, out, self.data_dir) == 0
-            self._straight[method] = result_of(self._directory(spec, out)), time.perf_counter() - began
+            spec, workspace, began = self.spec(method), self.workspace(), time.perf_counter()
+            assert self.forks.finish(spec, workspace) == 0
+            self._straight[method] = result_of(workspace.run_directory(spec)), time.perf_counter() - began
         return self._straight[method]
 
     def kill_until_done(self, method: str, kills: int) -> list[Kill]:
         """Kill a run up to `kills` times at random moments, let it end, and compare."""
         expected, seconds = self.straight(method)
-        spec, out, found = tiny_spec(self.data_dir, method), self._next_out(), list[Kill]()
-        code = KILLED
+        spec, workspace, found, code = self.spec(method), self.workspace(), list[Kill](), KILLED
         while code == KILLED and len(found) < kills:
-            child = self.forks.begin(spec, out, self.data_dir)
+            child = self.forks.begin(spec, workspace)
             time.sleep(self.random.uniform(0, seconds))
             os.kill(child, signal.SIGKILL)
             code = self.forks.wait(child)
-            if code == KILLED:
-                found.append(check_after_kill(self._directory(spec, out)))
+            found += [check_after_kill(workspace.run_directory(spec))] if code == KILLED else []
         assert code in (KILLED, 0)
-        assert self.forks.train_all(spec, out, self.data_dir) == 0
-        assert result_of(self._directory(spec, out)) == expected, f"{method} after {len(found)} kills"
+        assert self.forks.finish(spec, workspace) == 0
+        assert result_of(workspace.run_directory(spec)) == expected, f"{method} after {len(found)} kills"
         return found
 
     def resume(self, method: str, resumes: int) -> list[int]:
-        """Stop a run at `resumes` random steps and continue it each time, then compare; returns the steps."""
+        """Stop a run at `resumes` random steps and resume it each time, then compare; returns the steps."""
         expected, _ = self.straight(method)
-        spec, out = tiny_spec(self.data_dir, method), self._next_out()
+        spec, workspace = self.spec(method), self.workspace()
         steps = sorted(self.random.sample(range(1, STEPS), resumes))
         for before, step in zip([0, *steps], steps, strict=False):
-            assert self.forks.train_all(spec, out, self.data_dir, stop_after=step - before) == 75
-        assert self.forks.train_all(spec, out, self.data_dir) == 0
-        assert result_of(self._directory(spec, out)) == expected, f"{method} stopped at {steps}"
+            assert self.forks.finish(spec, workspace, stop_after=step - before) == 75
+        assert self.forks.finish(spec, workspace) == 0
+        assert result_of(workspace.run_directory(spec)) == expected, f"{method} stopped at {steps}"
         return steps
-
-    def _directory(self, spec: RunSpec, out: Path) -> RunDirectory:
-        return run_directory(out, spec, setting_of(spec, self.data_dir))
-
-    def _next_out(self) -> Path:
-        self._outs += 1
-        return self.folder / f"runs{self._outs}"

@@ -1,13 +1,14 @@
 """One process that imports torch and forks a child per run: a start costs milliseconds, and a child may be killed at will.
 
 Commands come as lines of JSON on stdin. {"spec", "out", "data_dir", "stop_after", "here"} begins a run and is answered by the
-child's process id; with "here" it runs in this process, so that all children find loaded what torch loads late, and is
-answered by its exit code. {"wait": id} is answered by the exit code of a child, negative where a signal ended it. A child is
-collected only when it is waited for, so that its id cannot belong to another process when it is killed.
+child's process id; with "here" it runs in this process, so that all children have what torch loads lazily, and is answered by
+its exit code. {"wait": id} is answered by the exit code of a child, negative if a signal ended it. A child is reaped only when
+it is waited for, so that its id cannot belong to another process when it is killed.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -19,12 +20,13 @@ def train(order: dict[str, Any]) -> int:
     """What a child does; its exit code is the command's."""
     from crmatch.errors import CRMatchError, StoppedError
     from crmatch.runs.run import run
+    from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import parse_spec
 
-    remaining = iter([False] * order["stop_after"]) if order["stop_after"] is not None else None
-    stop = (lambda: next(remaining, True)) if remaining is not None else lambda: False
+    answers = itertools.repeat(False) if order["stop_after"] is None else iter([False] * order["stop_after"])
+    workspace = Workspace.at(order["out"], Path(order["data_dir"]))
     try:
-        run(parse_spec(order["spec"]), order["out"], data_dir=Path(order["data_dir"]), device="cpu", stop=stop)
+        run(parse_spec(order["spec"]), workspace, stop=lambda: next(answers, True))
     except CRMatchError as error:
         if not isinstance(error, StoppedError):
             sys.stderr.write(f"{error}\n")
@@ -36,7 +38,7 @@ def serve() -> None:
     """Answer orders until stdin ends."""
     import torch
 
-    import crmatch.runs.experiment  # noqa: F401
+    import crmatch.runs.run  # noqa: F401
 
     torch.set_num_threads(1)
     for text in sys.stdin:

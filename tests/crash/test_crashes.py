@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from crashes import Forks, Lab
+from crashes import Forks, Lab, result_of
+
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
@@ -27,22 +29,15 @@ def test_five_resumes_at_random_steps_equal_the_run_that_was_never_stopped(lab: 
     assert len(lab.resume(method, 5)) == 5
 
 
-def test_the_second_process_on_a_run_is_refused_and_the_first_goes_on(lab: Lab, tmp_path: Path) -> None:
-    import time
-
-    from crashes import result_of, tiny_spec
-
-    from crmatch.runs.directory import run_directory
-    from crmatch.spec.recipes import setting_of
-
+def test_the_second_process_on_a_run_is_refused_and_the_first_goes_on(lab: Lab) -> None:
     expected, _ = lab.straight("crmatch")
-    spec = tiny_spec(lab.data_dir, "crmatch")
-    directory = run_directory(tmp_path, spec, setting_of(spec, lab.data_dir))
-    first = lab.forks.begin(spec, tmp_path, lab.data_dir)
+    spec, workspace = lab.spec("crmatch"), lab.workspace()
+    directory = workspace.run_directory(spec)
+    first = lab.forks.begin(spec, workspace)
     for _ in range(1000):
         if directory.metrics.exists() and directory.metrics.stat().st_size:
             break
         time.sleep(0.01)
-    assert lab.forks.train_all(spec, tmp_path, lab.data_dir) == 4
+    assert lab.forks.finish(spec, workspace) == 4
     assert lab.forks.wait(first) == 0
     assert result_of(directory) == expected

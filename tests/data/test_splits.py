@@ -4,16 +4,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from crmatch.data.images import DataSet, ImageSet
-from crmatch.data.load import read_digits
-from crmatch.data.splits import Split, describe_split, keep_split, make_split, proportional_counts
+from crmatch.data.load import load_data
+from crmatch.data.splits import Split, batch_positions, describe_split, keep_split, make_split, proportional_counts
 from crmatch.errors import DataError, RequestError
 
 
 @pytest.fixture(scope="module")
 def digits() -> ImageSet:
-    return read_digits().train
+    return load_data("digits").train
 
 
 def balanced_split(train: ImageSet, labels: int, number: int, unlabeled: str) -> Split:
@@ -101,7 +103,7 @@ def test_published_folds_are_taken_by_their_number_counted_from_0() -> None:
     assert len(split.unlabeled) == 16
 
 
-@pytest.mark.parametrize(("labels", "number", "message"), [(2, 3, "fold 3 was asked for"), (3, 1, r"Use @2, or --set")])
+@pytest.mark.parametrize(("labels", "number", "message"), [(2, 3, "fold 3 was requested"), (3, 1, r"Use @2, or --set")])
 def test_folds_that_do_not_exist_are_refused(labels: int, number: int, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         make_split(folded(), labels, number, "folds", "remaining")
@@ -123,3 +125,28 @@ def test_a_split_file_is_written_once_and_never_changed(digits: ImageSet, tmp_pa
     with pytest.raises(DataError, match="made for other data"):
         keep_split(file, {**first, "data_fingerprint": "0"})
     assert file.read_bytes() == before
+
+
+@given(size=st.integers(1, 50), batch=st.integers(1, 70), seed=st.integers(0, 5), steps=st.integers(1, 6))
+def test_a_stream_is_a_concatenation_of_permutations(size: int, batch: int, seed: int, steps: int) -> None:
+    stream = torch.cat([batch_positions(size, batch, seed, "unlabeled", step) for step in range(steps)])
+    assert len(stream) == steps * batch
+    for epoch in stream.split(size):
+        assert len(set(epoch.tolist())) == len(epoch)
+        assert 0 <= int(epoch.min()) <= int(epoch.max()) < size
+
+
+def test_every_image_is_used_equally_often() -> None:
+    stream = torch.cat([batch_positions(40, 64, 0, "labeled", step) for step in range(5)])
+    assert torch.bincount(stream, minlength=40).tolist() == [8] * 40
+
+
+def test_any_step_can_be_asked_for_alone_and_in_any_order() -> None:
+    forward = [batch_positions(97, 16, 3, "unlabeled", step).tolist() for step in range(40)]
+    backward = [batch_positions(97, 16, 3, "unlabeled", step).tolist() for step in reversed(range(40))]
+    assert forward == backward[::-1]
+
+
+def test_streams_and_seeds_are_independent() -> None:
+    batches = [batch_positions(500, 32, seed, stream, 0).tolist() for seed in (0, 1) for stream in ("unlabeled", "extra")]
+    assert len({tuple(batch) for batch in batches}) == 4

@@ -24,6 +24,7 @@ from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup, join
 from crmatch.errors import RequestError
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 
 TESTS = Path(__file__).resolve().parents[1]
 LAST_WORD = 40
@@ -31,7 +32,7 @@ LAST_WORD = 40
 
 
 def start(*command: object, **variables: object) -> subprocess.Popen[str]:
-    paths = os.pathsep.join([str(TESTS), str(TESTS / "training"), *sys.path])
+    paths = os.pathsep.join([str(TESTS), str(TESTS / "distributed"), *sys.path])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **{k: str(v) for k, v in variables.items()}}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, *map(str, command)], env=environment, **pipes)
@@ -128,8 +129,8 @@ def test_a_stop_asked_of_one_stops_all_and_one_process_continues(
     assert [int(rank["stopped"]) for rank in two.ranks] == [two_processes.STOP] * 2
     data_dir = two.folder / "data"
     spec = two_processes.spec_of(data_dir, "crmatch")
-    record = run(spec, two.folder / "runs", data_dir=data_dir)
-    assert "began with 2 processes and continues with 1: the result will not be equal to the bit" in caplog.text
+    record = run(spec, Workspace.at(two.folder / "runs", data_dir))
+    assert "began with 2 processes and resumes with 1: the result will not be bit-identical" in caplog.text
     assert record.machine["processes"] == 1
     weights = safetensors.torch.load_file(run_directory(two.folder / "runs", spec, parse_setting(spec.setting, data_dir)).model)
     for name, value in weights.items():
@@ -162,8 +163,8 @@ def test_a_killed_process_ends_the_other_with_a_message(tmp_path: Path) -> None:
             process.kill()
             process.communicate()
     assert processes[1].returncode == 75
-    assert "crmatch: another process of this run ended or does not answer" in errors
-    assert "The last checkpoint is unharmed: the same command continues" in errors
+    assert "crmatch: another process of this run ended or does not respond" in errors
+    assert "The last checkpoint is intact" in errors
     assert "Traceback" not in errors
 
 

@@ -19,7 +19,9 @@ from crmatch.methods import METHODS
 from crmatch.networks.dropout import Dropout, dropout_from
 from crmatch.runs.experiment import Experiment, load_run_data
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import setting_of
+from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
 
 LONG = ("crmatch", "fixmatch", "remixmatch", "flexmatch", "label_propagation")
@@ -41,7 +43,9 @@ def spec_of(data_dir: Path, method: str, precision: str = "fp64", **changes: Any
 def trace(spec: Any, data_dir: Path, processes: ProcessGroup, steps: int, recompute: bool = False) -> dict[str, Tensor]:
     """Losses, masks, rates and running states of every step, and the weights after the last one."""
     data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
-    training = Experiment(spec, *data, choose_runtime("cpu", spec.precision, processes, recompute=recompute)).training()
+    training = Experiment(
+        spec, *data, choose_runtime(Execution("cpu", recompute=recompute), spec.precision, processes)
+    ).training()
     traced: dict[str, Tensor] = {}
     for step in range(steps):
         batch, loss = training.take_step()
@@ -106,7 +110,7 @@ def stop_on_one(spec: Any, data_dir: Path, out: Path, processes: ProcessGroup) -
     answers = iter([False] * STOP)
     ends = processes.rank == processes.count - 1
     try:
-        run(spec, out, data_dir=data_dir, stop=lambda: ends and next(answers, True), processes=processes)
+        run(spec, Workspace.at(out, data_dir), stop=lambda: ends and next(answers, True), processes=processes)
     except StoppedError as error:
         return int(str(error).split()[3])
     return -1

@@ -10,8 +10,6 @@ import torch
 from crmatch.methods.mixup import Mixing, draw_mixing
 from reference import baseline_formulas as reference
 
-CPU = torch.device("cpu")
-
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
@@ -20,7 +18,7 @@ def generator(seed=0):
 @pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 4, 4)])
 @pytest.mark.parametrize("partner", ["random", "reversed"])
 def test_mixing_equals_the_loop_over_rows(shape, partner):
-    mixing = draw_mixing(7, 0.75, generator(), CPU, partner=partner)
+    mixing = draw_mixing(torch.empty(7), 0.75, generator(), partner=partner)
     values = torch.randn(shape, generator=generator(1), dtype=torch.float64)
     expected = reference.mixed(values.numpy(), mixing.share.tolist(), mixing.partner.tolist())
     np.testing.assert_allclose(mixing.apply(values).numpy(), expected, rtol=0, atol=1e-15)
@@ -28,34 +26,34 @@ def test_mixing_equals_the_loop_over_rows(shape, partner):
 
 @pytest.mark.parametrize("alpha", [0.25, 0.5, 0.75, 2.0])
 def test_shares_follow_the_beta_distribution(alpha):
-    shares = draw_mixing(4000, alpha, generator(), CPU, keep_larger=False).share.numpy()
+    shares = draw_mixing(torch.empty(4000), alpha, generator(), keep_larger=False).share.numpy()
     assert scipy.stats.kstest(shares, scipy.stats.beta(alpha, alpha).cdf).pvalue > 0.01
 
 
 @pytest.mark.parametrize("alpha", [0.25, 0.5, 0.75])
 def test_the_larger_share_stays_with_the_image_itself(alpha):
-    plain = draw_mixing(500, alpha, generator(), CPU, keep_larger=False)
-    larger = draw_mixing(500, alpha, generator(), CPU)
+    plain = draw_mixing(torch.empty(500), alpha, generator(), keep_larger=False)
+    larger = draw_mixing(torch.empty(500), alpha, generator())
     assert larger.share.tolist() == [max(share, 1 - share) for share in plain.share.tolist()]
     assert torch.equal(larger.partner, plain.partner)
     assert (plain.share < 0.5).any()
 
 
 def test_each_image_has_a_share_of_its_own_or_the_batch_has_one():
-    assert len(set(draw_mixing(50, 0.5, generator(), CPU).share.tolist())) == 50
-    batch = draw_mixing(50, 0.5, generator(), CPU, per="batch")
+    assert len(set(draw_mixing(torch.empty(50), 0.5, generator()).share.tolist())) == 50
+    batch = draw_mixing(torch.empty(50), 0.5, generator(), per="batch")
     assert len(set(batch.share.tolist())) == 1
     assert batch.share.shape == batch.partner.shape == (50,)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 64])
 def test_partners_are_a_permutation_or_the_reversed_batch(count):
-    assert sorted(draw_mixing(count, 0.5, generator(), CPU).partner.tolist()) == list(range(count))
-    assert draw_mixing(count, 0.5, generator(), CPU, partner="reversed").partner.tolist() == list(range(count))[::-1]
+    assert sorted(draw_mixing(torch.empty(count), 0.5, generator()).partner.tolist()) == list(range(count))
+    assert draw_mixing(torch.empty(count), 0.5, generator(), partner="reversed").partner.tolist() == list(range(count))[::-1]
 
 
 def test_partners_of_different_steps_differ_and_those_of_one_seed_do_not():
-    one, again, other = (draw_mixing(64, 0.5, generator(seed), CPU) for seed in (0, 0, 1))
+    one, again, other = (draw_mixing(torch.empty(64), 0.5, generator(seed)) for seed in (0, 0, 1))
     assert torch.equal(one.partner, again.partner)
     assert torch.equal(one.share, again.share)
     assert not torch.equal(one.partner, other.partner)
@@ -63,7 +61,7 @@ def test_partners_of_different_steps_differ_and_those_of_one_seed_do_not():
 
 def test_mixed_distributions_are_distributions():
     labels = torch.eye(4, dtype=torch.float64)[torch.arange(16) % 4]
-    mixed = draw_mixing(16, 0.5, generator(), CPU).apply(labels)
+    mixed = draw_mixing(torch.empty(16), 0.5, generator()).apply(labels)
     torch.testing.assert_close(mixed.sum(dim=1), torch.ones(16, dtype=torch.float64))
     assert (mixed >= 0).all()
 
@@ -72,7 +70,7 @@ def test_the_kind_of_number_is_kept_and_whole_shares_change_nothing():
     values = torch.randn(5, 3, generator=generator())
     whole = Mixing(torch.ones(5, dtype=torch.float64), torch.arange(4, -1, -1))
     assert torch.equal(whole.apply(values), values)
-    assert draw_mixing(5, 0.5, generator(), CPU).apply(values).dtype == torch.float32
+    assert draw_mixing(torch.empty(5), 0.5, generator()).apply(values).dtype == torch.float32
 
 
 def test_gradients_flow_to_an_image_and_its_partner_by_their_shares():

@@ -74,7 +74,7 @@ def test_labels_certainties_and_class_weights_equal_the_loop(points):
     features, labels = points
     found = propagate(features, labels, CLASSES, iterations=1000, tolerance=1e-12)
     solution = reference.diffused(reference.affinity(features.numpy(), 50, 3.0), labels.tolist(), CLASSES, 0.99)
-    predicted, certainty, weights = reference.beliefs(solution, labels.tolist())
+    predicted, certainty, weights = reference.propagated_labels(solution, labels.tolist())
     assert found.labels.tolist() == predicted
     np.testing.assert_allclose(found.certainty.numpy(), certainty, atol=1e-5)
     np.testing.assert_allclose(found.class_weights.numpy(), weights, atol=1e-12)

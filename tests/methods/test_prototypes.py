@@ -45,9 +45,9 @@ def test_prototypes_of_a_class_equal_the_loop(images: int, count: int) -> None:
 def test_labeled_features_give_half_and_unlabeled_ones_the_rest(with_unlabeled: bool) -> None:
     labeled = Candidates(points(17), torch.tensor([0] * 3 + [1] * 14))
     unlabeled = Candidates(points(60, seed=1), torch.arange(60) % 3) if with_unlabeled else None
-    found = find_prototypes(labeled, unlabeled, 3, 8, generator())
+    features, filled = find_prototypes(labeled, unlabeled, 3, 8, generator())
     source = generator()
-    rows = found.features.reshape(3, 8, 6), found.filled.reshape(3, 8)
+    rows = features.reshape(3, 8, 6), filled.reshape(3, 8)
     for label in range(3):
         own = labeled.features[labeled.classes == label].tolist()
         half = 4 if unlabeled else 8

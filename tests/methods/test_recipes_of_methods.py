@@ -1,6 +1,8 @@
-"""What the specification (sections 4 and 6.1) fixes for each method on each data set, by recipe."""
+"""What the papers and public codes fix for each method on each data set, by recipe."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 
@@ -28,6 +30,19 @@ RERUN = {
     "augmentation.variant": "google",
     "headline": "median_last_20",
 }
+
+
+def batches(labeled, unlabeled, rate):
+    return {"plan.labeled_batch_size": labeled, "plan.unlabeled_batch_size": unlabeled, "plan.learning_rate": rate}
+
+
+LP_PLAN = {
+    "plan.steps": None,
+    "plan.unlabeled_epochs": 360,
+    "data.unlabeled": "remaining",
+    "network.normalize_features": True,
+}
+PLCB_PLAN = batches(16, 84, 0.1) | {"plan.nesterov": False, "plan.steps": None, "plan.unlabeled_epochs": 410}
 OLDER = ("mean_teacher", "pi_model", "pseudo_label", "ict", "mixmatch", "remixmatch")
 CASES = [
     *((method, "paper", "cifar10@25", RERUN | {"plan.unlabeled_batch_size": 64}) for method in OLDER),
@@ -75,6 +90,17 @@ CASES = [
     ("ict", "original", "cifar10@25", ADAM | {"method.consistency_weight": 1000, "method.mixup_alpha": 0.75}),
     ("ict", "original", "svhn@25", ADAM | {"method.consistency_weight": 20, "method.mixup_alpha": 0.5}),
     ("supervised", "original", "cifar10@25", ADAM | {"method.label_smoothing": 0.001}),
+    ("label_propagation", "paper", "cifar10@4", LP_PLAN | batches(50, 50, 0.05)),
+    ("label_propagation", "paper", "mini_imagenet@40", LP_PLAN | batches(31, 97, 0.2) | {"augmentation.padding": 8}),
+    ("label_propagation", "paper", "mini_imagenet@40", {"augmentation.padding_mode": "zero", "augmentation.rotation": 10}),
+    ("plcb", "paper", "cifar10@4", PLCB_PLAN | {"method.label_images": "plain", "augmentation.padding": 2}),
+    ("plcb", "paper", "mini_imagenet@40", PLCB_PLAN | {"method.label_images": "augmented", "augmentation.padding": 6}),
+    ("plcb", "paper", "mini_imagenet@40", {"augmentation.jitter": True, "network.weight_norm": True, "network.dropout": 0.1}),
+    ("featmatch", "paper", "cifar10@25", batches(64, 128, 0.04) | {"plan.steps": 183_000, "plan.momentum": 0.95}),
+    ("featmatch", "paper", "cifar10@25", {"plan.weight_decay": 2e-4, "plan.decay_parameters": "all"}),
+    ("featmatch", "paper", "cifar10@25", {"augmentation.padding": 2, "augmentation.padding_mode": "zero"}),
+    ("featmatch", "paper", "cifar10@25", {"augmentation.cutout": False, "network.slope": 0.0, "network.block": "usb"}),
+    ("featmatch", "paper", "mini_imagenet@40", {"network.kind": "resnet18", "network.weight_norm": False}),
     ("softmatch", "quick", "digits@4", {"method.average_decay": None, "plan.ema_decay": 0.99}),
     ("remixmatch", "quick", "digits@4", {"method.strong_views": 1, "method.rotation_weight": 2, "method.memory_batches": 13}),
 ]
@@ -84,6 +110,20 @@ CASES = [
 def test_a_recipe_has_the_numbers_of_the_specification(method, name, setting, expected):
     spec = dict(flatten(recipe(parse_setting(setting), method, name).to_json()))
     assert {key: spec[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "length", "rates"),
+    [
+        ("featmatch", 183_000, {0: 0.0004, 3_000: 0.004, 78_000: 0.04, 153_000: 0.004, 183_000: 4e-6}),
+        ("plcb", 410, {0: 0.1, 259: 0.1, 260: 0.01, 359: 0.01, 360: 0.001, 409: 0.001}),
+        # two stages of 180 epochs, each with its own cosine, which would end after 210
+        ("label_propagation", 360, {0: 0.05, 179: 0.025 * (1 + math.cos(math.pi * 179 / 210)), 180: 0.05}),
+    ],
+)
+def test_the_learning_rate_has_the_phases_of_the_paper(method, length, rates):
+    plan = recipe(parse_setting("cifar10@25"), method, "paper").plan
+    assert {step: plan.learning_rate * plan.rate_factor(step, length) for step in rates} == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from crmatch.errors import StoppedError
 from crmatch.methods import METHODS
 from crmatch.methods.base import LossTerms, Method
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 
 
 class ToyMethod(Method):
@@ -51,7 +52,7 @@ def toy(monkeypatch):
 @pytest.mark.usefixtures("toy")
 def test_a_new_method_trains_and_is_recorded_by_its_name(stripes, tmp_path):
     spec = tiny_spec(stripes, "toy", **{"method.norm_weight": 0.2, "plan.steps": 40})
-    record = run(spec, tmp_path, data_dir=stripes)
+    record = run(spec, Workspace.at(tmp_path, stripes))
     assert record.spec.method == ToyMethod(norm_weight=0.2)
     assert record.steps == 40
     assert record.final["loss/supervised"] < 1.0
@@ -61,11 +62,11 @@ def test_a_new_method_trains_and_is_recorded_by_its_name(stripes, tmp_path):
 @pytest.mark.usefixtures("toy")
 def test_a_new_method_stops_and_resumes(stripes, tmp_path):
     spec = tiny_spec(stripes, "toy")
-    straight = run(spec, tmp_path / "straight", data_dir=stripes)
+    straight = run(spec, Workspace.at(tmp_path / "straight", stripes))
     answers = iter([False] * 7)
     with pytest.raises(StoppedError):
-        run(spec, tmp_path / "stopped", data_dir=stripes, stop=lambda: next(answers, True))
-    resumed = run(spec, tmp_path / "stopped", data_dir=stripes)
+        run(spec, Workspace.at(tmp_path / "stopped", stripes), stop=lambda: next(answers, True))
+    resumed = run(spec, Workspace.at(tmp_path / "stopped", stripes))
     assert resumed.ema == straight.ema
     assert resumed.final["loss/total"] == straight.final["loss/total"]
 

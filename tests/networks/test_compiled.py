@@ -1,25 +1,25 @@
-"""Compiled training: the same losses up to rounding, statistics that move once, and words where nothing can be compiled."""
+"""Compiled training: the same losses up to rounding, running statistics updated once, an error if nothing can be compiled."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from conftest import tiny_spec, training_of
 from crmatch.data.settings import parse_setting
 from crmatch.distributed.process_group import ProcessGroup
-from crmatch.errors import StoppedError
+from crmatch.errors import RequestError, StoppedError
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
 from crmatch.training.checkpoint import load_checkpoint
-from crmatch.training.runtime import Compiler
+from crmatch.training.execution import Execution
+from crmatch.training.runtime import choose_runtime
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when its compiler is imported
 SMALL = {"network.repeat": 1}
 
 
@@ -38,7 +38,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         shapes.append(tuple(tuple(value.shape) for value in inputs if isinstance(value, torch.Tensor) and value.ndim == 4))
         return find("aot_eager")(graph, inputs)
 
-    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: backend)
+    monkeypatch.setattr("crmatch.training.runtime.COMPILER", backend)
     return shapes
 
 
@@ -69,30 +69,18 @@ def test_graphs_give_the_same_losses_and_move_statistics_once(stripes: Path, wit
     assert compiled.network.state_dict().keys() == eager.network.state_dict().keys()
 
 
-def test_where_the_compiler_fails_one_line_says_why_and_training_is_that_of_an_eager_run(
-    stripes: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_if_the_compiler_fails_the_error_says_why_and_what_to_do(stripes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(graph: Any, inputs: Any) -> Any:
-        raise RuntimeError("compilation failed") from FileNotFoundError("No working C++ compiler found.\nLong story")
+        raise FileNotFoundError("No working C++ compiler found.\nLong story")
 
-    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: fail)
-    spec = tiny_spec(stripes, "mixmatch", **SMALL)
-    compiled = training_of(spec, stripes, compile=True)
-    with caplog.at_level(logging.WARNING, logger="crmatch"):
-        assert losses(compiled) == losses(training_of(spec, stripes))
-    messages = [record.getMessage() for record in caplog.records if record.name.startswith("crmatch")]
-    assert messages == ["the network is not compiled: No working C++ compiler found; training goes on without"]
-    assert not compiled.compiled
-    assert compiled.network.backbone._compiled_call_impl is None
+    monkeypatch.setattr("crmatch.training.runtime.COMPILER", fail)
+    with pytest.raises(RequestError, match=r"No working C\+\+ compiler found.*\nLeave out --compile"):
+        training_of(tiny_spec(stripes, "mixmatch", **SMALL), stripes, compile=True).take_step()
 
 
-def test_processes_that_share_a_run_do_not_compile(caplog: pytest.LogCaptureFixture) -> None:
-    network = nn.Module()
-    network.processes = ProcessGroup(0, 2)  # type: ignore[assignment]
-    compiler = Compiler()
-    compiler.compile(network)  # type: ignore[arg-type]
-    assert "exchanges batch statistics with other processes" in caplog.text
-    assert compiler.problem
+def test_compiling_with_several_processes_is_refused() -> None:
+    with pytest.raises(RequestError, match="--compile works with one process only"):
+        choose_runtime(Execution("cpu", compile=True), processes=ProcessGroup(0, 2))
 
 
 def test_record_and_checkpoint_say_compiled_and_continuing_otherwise_warns(
@@ -124,4 +112,3 @@ def test_compiled_code_gives_the_first_losses_within_a_thousandth(stripes: Path)
     spec = tiny_spec(stripes, **SMALL)
     compiled = training_of(spec, stripes, compile=True)
     assert losses(compiled) == pytest.approx(losses(training_of(spec, stripes)), abs=1e-3)
-    assert compiled.compiled

@@ -11,7 +11,7 @@ from crmatch.methods import build_method
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NETWORKS, ResNet18Config, WideResNetConfig
 from crmatch.networks.ema import MovingAverage
-from crmatch.networks.network import Network, forward_together
+from crmatch.networks.network import Network, NetworkShape, forward_together
 
 
 def count(module: nn.Module) -> int:
@@ -116,7 +116,7 @@ def test_the_wide_resnet_equals_the_specification_written_out(filters: int) -> N
 
 def test_the_usb_block_feeds_the_raw_input_where_the_width_changes_after_stage_1() -> None:
     network = network_of(TINY.model_copy(update={"block": "usb"}), 16, 3)
-    assert [block.raw_input for block in network.backbone.blocks] == [False, True, True]
+    assert [block.skip_norm1 for block in network.backbone.blocks] == [False, True, True]
 
 
 def test_initial_weights_follow_the_published_rule() -> None:
@@ -183,3 +183,24 @@ def test_the_moving_average_follows_its_formula_and_copies_buffers(warmup: bool 
 
 def test_deployed_state_has_no_training_heads() -> None:
     assert not any("head" in name for name in network_of(TINY, 16, 3).deployed_state())
+
+
+def test_heads_with_layers_of_any_kind_are_initialized_from_the_seed_and_leave_the_global_generator_alone() -> None:
+    def heads(shape: NetworkShape) -> dict[str, nn.Module]:
+        layers = [nn.LayerNorm(shape.features), nn.Embedding(50, shape.features), nn.Linear(shape.features, 2, bias=False)]
+        return {"odd": nn.ModuleList([*layers, nn.GroupNorm(2, shape.features)])}
+
+    config = WideResNetConfig(filters=4, repeat=1)
+    state = torch.get_rng_state()
+    first, second, other = (
+        build_network(config, channels=3, image_size=8, classes=3, heads=heads, seed=seed) for seed in (0, 0, 1)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in first.state_dict().items():
+        assert value.isfinite().all(), name
+        assert torch.equal(value, second.state_dict()[name]), name
+    norm, embedding, linear = (first.heads["odd"][place].weight for place in range(3))
+    assert torch.equal(norm, torch.ones_like(norm))
+    assert 0.8 < embedding.std() < 1.2
+    assert not torch.equal(linear, other.heads["odd"][2].weight)
+    assert not torch.equal(embedding, other.heads["odd"][1].weight)

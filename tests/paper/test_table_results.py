@@ -12,46 +12,28 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from crmatch.atomic_files import write_json
+from crmatch.atomic_files import read_json, write_json
 from crmatch.data.settings import parse_setting
 from crmatch.errors import DataError, RequestError
 from crmatch.paper.formats import FORMATS, fold_splits, latex_text, to_csv, to_json, to_latex, to_markdown, to_terminal
 from crmatch.paper.grid import Grid, Overrides, find_table, make_grid
-from crmatch.paper.results import Run, Table, Value, analysis_file, error_value, fill, records_in, rounded
-from crmatch.runs.record import Errors, RunRecord
+from crmatch.paper.results import FilledTable, Run, analysis_file, fill, records_in, rounded
+from crmatch.runs.record import Errors, RunRecord, parse_record
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec, replace
+
+COMMITTED = Path(__file__).resolve().parents[2] / "docs/results/records/digits@4/crmatch-quick-split1-seed0.json"
+TEMPLATE = parse_record(read_json(COMMITTED), COMMITTED)
 
 
 def record(spec: RunSpec, error: float, **changes: Any) -> RunRecord:
     """All errors differ, so that a wrong one in a table is seen."""
-    headline = {"last": error, "median_last_20": error} | {"best_on_test": 0.01}
-    other = "median_last_20" if spec.headline == "last" else "last"
-    values: dict[str, Any] = {
-        "spec": spec,
-        "numerics": 1,
-        "crmatch_version": "0",
-        "evaluated": "ema",
-        "ema": Errors(**{**headline, other: error + 50}),
-        "raw": Errors(last=77.0, median_last_20=78.0, best_on_test=0.02),
-        "per_class_error": [],
-        "confusion": [],
-        "calibration_error": None,
-        "class_names": [],
-        "labeled_images": 1,
-        "unlabeled_images": 1,
-        "test_images": 1,
-        "data_fingerprint": "f",
-        "steps": 1,
-        "images_seen": 1,
-        "seconds": 1.0,
-        "machine": {},
-        "final": {},
-    }
-    return RunRecord(**{**values, **changes})
+    headline = {"last": error + 50, "median_last_20": error + 50, "best_on_test": 0.01} | {spec.headline: error}
+    errors = {"ema": Errors(**headline), "raw": Errors(last=77.0, median_last_20=78.0, best_on_test=0.02)}
+    return TEMPLATE.model_copy(update={"spec": spec, "numerics": 1, "evaluated": "ema", **errors, **changes})
 
 
-def table_of(grid: Grid, errors: Mapping[tuple[int, int], list[float]], **changes: Any) -> Table:
+def table_of(grid: Grid, errors: Mapping[tuple[int, int], list[float]], **changes: Any) -> FilledTable:
     """A table with the given errors (one per split) at (row, column)."""
     runs: dict[RunSpec, Run] = {}
     for (row, column), values in errors.items():
@@ -62,12 +44,8 @@ def table_of(grid: Grid, errors: Mapping[tuple[int, int], list[float]], **change
     return fill(grid, runs.get)
 
 
-def grid_of(name: str, **scale: Any) -> Grid:
-    return make_grid(find_table(name), Overrides(**{"setting": "digits@4", **scale}))
-
-
-def line(text: str, start: str) -> str:
-    return next(found for found in text.splitlines() if found.startswith(start))
+def grid_of(name: str, **overrides: Any) -> Grid:
+    return make_grid(find_table(name), Overrides(**{"setting": "digits@4", **overrides}))
 
 
 @pytest.mark.parametrize(
@@ -78,39 +56,24 @@ def test_values_are_rounded_half_up_to_two_decimals(value: float, text: str) -> 
     assert rounded(value) == text
 
 
-def test_a_cell_is_mean_and_deviation_with_n_minus_1() -> None:
-    spec = recipe(parse_setting("digits@4"))
-    value = error_value([record(replace(spec, split=split), error) for split, error in ((1, 4.6), (2, 3.4), (3, 2.8))])
-    assert value.n == 3
-    assert value.mean == pytest.approx(3.6)
-    assert value.std == pytest.approx(0.916515)
-    assert error_value([record(spec, 4.6)]) == Value(4.6, None, 1)
+def test_a_cell_is_mean_and_standard_deviation_with_n_minus_1() -> None:
+    table = table_of(grid_of("ablation", splits=(1, 2, 3)), {(0, 0): [4.6, 3.4, 2.8]})
+    assert table.cells[0][0] is not None
+    assert table.cells[0][0].value == pytest.approx((3.6, 0.916515, 3))
+    assert "|  |  | **3.60** ± 0.92 (paper 46.22) |" in to_markdown(table)
+    assert "|  |  | **4.60** (paper 46.22) |" in to_markdown(table_of(grid_of("ablation"), {(0, 0): [4.6]}))
 
 
-def test_each_record_counts_by_its_own_headline_and_never_by_the_best_on_test() -> None:
-    spec = recipe(parse_setting("digits@4"))
-    for rule in ("last", "median_last_20"):
-        assert error_value([record(replace(spec, headline=rule), 12.5)]).mean == 12.5
+@pytest.mark.parametrize("rule", ["last", "median_last_20"])
+def test_each_record_enters_with_its_headline_error_and_never_with_the_best_on_test(rule: str) -> None:
+    table = table_of(grid_of("ablation", changes={"headline": rule}), {(0, 0): [12.5]})
+    assert table.cells[0][0] is not None
+    assert table.cells[0][0].value == (12.5, 0.0, 1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"plan.steps": 7}, r"plan\.steps is 1000 and 7\.\nAverage only runs that differ in split and seed"),
-        ({"method.clamp": False}, r"method\.clamp is True and False"),
-        ({"setting": "digits@5"}, r"setting is 'digits@4' and 'digits@5'"),
-        ({"recipe": "paper"}, r"recipe is 'quick' and 'paper'"),
-    ],
-)
-def test_records_of_different_runs_never_share_a_cell(changes: dict[str, Any], message: str) -> None:
-    spec = recipe(parse_setting("digits@4"))
-    with pytest.raises(RequestError, match=message):
-        error_value([record(spec, 1.0), record(replace(spec, **changes, split=2), 2.0)])
-
-
-def test_a_run_without_a_test_error_has_no_place_in_a_table() -> None:
-    with pytest.raises(RequestError, match=r"has no test error\.\nTables need a test set"):
-        error_value([record(recipe(parse_setting("digits@4")), 1.0, ema=None, raw=None)])
+def test_a_run_without_a_test_error_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"digits@4 has no test error\.\nTables need a test set"):
+        table_of(grid_of("ablation"), {(0, 0): [1.0]}, ema=None, raw=None)
 
 
 def test_the_best_is_bold_and_ties_as_printed_share_the_mark() -> None:
@@ -123,7 +86,7 @@ def test_the_best_is_bold_and_ties_as_printed_share_the_mark() -> None:
 
 def test_the_second_best_is_italic_in_main_tables_with_ties() -> None:
     grid = grid_of("small-network", splits=(1,))
-    grid = grid._replace(suite=grid.suite._replace(second=True))
+    grid = grid._replace(table=grid.table._replace(second=True))
     table = table_of(grid, {(0, 0): [5.05], (1, 0): [5.07], (2, 0): [5.0701]})
     assert [cells[0].rank for cells in table.cells if cells[0]] == ["best", "second", "second"]
     table = table_of(grid, {(0, 0): [5.05], (1, 0): [5.051], (2, 0): [5.08]})
@@ -158,13 +121,13 @@ def test_a_mean_over_fewer_splits_shows_its_n_and_does_not_win() -> None:
     text = to_markdown(table)
     assert "|  |  | 1.00 (n = 1) [1] (paper 46.22) |" in text
     assert "|  | ✓ | **4.00** ± 1.00 (n = 3) (paper 43.48) |" in text
-    assert "compete for no mark" in text
+    assert "are not ranked" in text
     full = to_markdown(table_of(grid_of("pairs", splits=(1, 2)), {(r, c): [1.0, 2.0] for r in range(3) for c in range(2)}))
     assert "n = 2" in full.splitlines()[0]
     assert "(n = " not in "\n".join(full.splitlines()[1:])
 
 
-def test_runs_on_different_images_are_refused_and_other_numerics_are_said() -> None:
+def test_runs_on_different_images_are_refused_and_mixed_numerics_are_reported() -> None:
     grid = grid_of("ablation")
     runs = {spec: Run(record(spec, 1.0 + number), f"r{number}") for number, spec in enumerate(grid.specs)}
     other = grid.specs[1]
@@ -177,7 +140,7 @@ def test_runs_on_different_images_are_refused_and_other_numerics_are_said() -> N
 
 
 def test_diverged_runs_are_shown_as_such() -> None:
-    grid = grid_of("ablation", claims=True)
+    grid = grid_of("ablation", unprinted_rows=True)
     problems = {grid.specs[5]: "diverged: loss is nan at step 7"}
     table = fill(grid, lambda spec: None, problems=problems)
     assert "| ✓ | ✓ without L_S | diverged: loss is nan at step 7 [6] |" in to_markdown(table)
@@ -243,32 +206,30 @@ def test_every_format_shows_empty_tables(name: str, format_: str) -> None:
     assert "crmatch train digits@4" in FORMATS[format_](fill(grid_of(name), lambda spec: None))
 
 
-def test_cells_of_analyses_come_from_an_injected_measure() -> None:
-    grid = grid_of("equivariance")
-    runs = {spec: Run(record(spec, 5.0), f"run{number}") for number, spec in enumerate(grid.specs)}
-    values = {("run0", "rotation"): Value(15.5, 0.5, 10), ("run1", "rotation"): Value(21.5, 0.25, 10)}
-    table = fill(grid, runs.get, measure=lambda run, name: values.get((run.source, name)))
-    text = to_markdown(table)
-    assert "| Rotation | 15.50 ± 0.50 (paper 15.05 ± 0.33) | 21.50 ± 0.25 (paper 21.92 ± 0.32) |" in text
-    assert "- [1] `crmatch probe run0 --json > run0/probe.json`" in text
-    several = grid_of("equivariance", splits=(1, 2))
-    found = {spec: Run(record(spec, 5.0), str(spec.split)) for spec in several.specs}
-    table = fill(several, found.get, measure=lambda run, name: Value(10.0 * int(run.source), 0.5, 10))
-    assert table.cells[0][0] is not None
-    assert table.cells[0][0].value == Value(15.0, pytest.approx(7.0710678), 2)
-
-
-def test_analyses_are_kept_in_the_run_or_beside_its_record(tmp_path: Path) -> None:
-    grid = grid_of("feature-distances")
-    names = ("weak-original", "strong-original", "weak-strong")
+def keep_records(folder: Path, grid: Grid, analysis: str, values: Mapping[str, tuple[float, float, int]]) -> None:
+    """A record and the output of an analysis for every run; means rise by 10 from split to split."""
     for number, spec in enumerate(grid.specs):
-        write_json(tmp_path / f"{number}.json", record(spec, 5.0).model_dump(mode="json"))
-        values = {name: {"mean": 0.5 + 0.125 * place, "std": 0.01, "n": 18} for place, name in enumerate(names)}
-        write_json(tmp_path / f"{number}.distances.json", {"run": "x", **values})
-    table = fill(grid, records_in(tmp_path))
-    assert "| cos(f(A(u)), f(u)) | 0.63 ± 0.01 (paper 0.90 ± 0.06) | 0.63 ± 0.01 (paper 0.84 ± 0.06) |" in to_markdown(table)
+        write_json(folder / f"{number}.json", record(spec, 5.0).model_dump(mode="json"))
+        results = {name: {"mean": mean + 10 * (spec.split - 1), "std": std, "n": n} for name, (mean, std, n) in values.items()}
+        write_json(folder / f"{number}.{analysis}.json", {"run": "x", **results})
+
+
+def test_cells_of_analyses_come_from_their_files_beside_the_records(tmp_path: Path) -> None:
+    values = {"weak-original": (0.5, 0.01, 18), "strong-original": (0.625, 0.01, 18), "weak-strong": (0.75, 0.01, 18)}
+    grid = grid_of("feature-distances")
+    keep_records(tmp_path, grid, "distances", values)
+    text = to_markdown(fill(grid, records_in(tmp_path)))
+    assert "| cos(f(A(u)), f(u)) | 0.63 ± 0.01 (paper 0.90 ± 0.06) | 0.63 ± 0.01 (paper 0.84 ± 0.06) |" in text
+    several = grid_of("feature-distances", splits=(1, 2))
+    keep_records(tmp_path, several, "distances", values)
+    cell = fill(several, records_in(tmp_path)).cells[0][0]
+    assert cell is not None
+    assert cell.value == pytest.approx((5.5, 7.0710678, 2))
+    (tmp_path / "0.distances.json").unlink()
+    command = f"crmatch distances {tmp_path}/0.json --json > {tmp_path}/0.distances.json"
+    assert f"- [1] `{command}`" in to_markdown(fill(grid, records_in(tmp_path)))
     write_json(tmp_path / "0.distances.json", {"weak-original": 3})
-    with pytest.raises(DataError, match=r"has no 'weak-original' with mean, std and n\.\nMake it anew: crmatch distances "):
+    with pytest.raises(DataError, match=r"has no 'weak-original' with mean, std and n\.\n.*crmatch distances "):
         fill(grid, records_in(tmp_path))
     assert str(analysis_file("runs/x", "probe")) == "runs/x/probe.json"
 
@@ -280,13 +241,14 @@ def test_records_are_found_by_what_they_say_not_by_their_names(tmp_path: Path) -
     assert found is not None
     assert found.record.error == 3.0
     assert records_in(tmp_path)(replace(spec, split=2)) is None
+    assert records_in(tmp_path)(replace(spec, **{"method.clamp": False})) is None
     write_json(tmp_path / "b.json", record(spec, 4.0).model_dump(mode="json"))
     with pytest.raises(DataError, match=r"are records of one run with different errors\.\nRemove one"):
         records_in(tmp_path)
-    with pytest.raises(DataError, match=r"is no directory\.\nName one"):
+    with pytest.raises(DataError, match="nowhere is not a directory"):
         records_in(tmp_path / "nowhere")
     write_json(tmp_path / "b.json", {"spec": 3})
-    with pytest.raises(DataError, match=r"b\.json is no run record"):
+    with pytest.raises(DataError, match=r"b\.json is .* run record"):
         records_in(tmp_path)
 
 

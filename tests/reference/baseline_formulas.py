@@ -1,7 +1,7 @@
 """The semi-supervised baselines image by image: ramps, targets, mixtures and terms as loops, in NumPy and plain Python.
 
-Written from sections 4.2 to 4.5, 4.11 and 6.1 of the method specification, without looking at the package. Nothing of it
-is imported here, and no torch. Distributions and logits are lists of rows, one per image.
+Written from the papers and their public code, without looking at the package. Nothing of the package is imported here, and
+no torch. Distributions and logits are lists of rows, one per image.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def ramp(step, steps, shape="linear"):
 
 
 def scaled_steps(steps, total):
-    """Steps that a paper gives for runs of 2^20 steps, in a run of `total`: in proportion, at least one (6.1)."""
+    """Steps that a paper gives for runs of 2^20 steps, in a run of `total`: in proportion, at least one."""
     return max(1, round(steps * total / REFERENCE_STEPS))
 
 
@@ -101,7 +101,7 @@ def interleaved(rows, groups):
 
 
 def pseudo_label(logits, threshold, ties="exclude"):
-    """4.11: 1[max p_j > tau] CE(argmax p_j, logits_j) on the SAME view, one mask per image, divided by all; and the mask."""
+    """1[max p_j > tau] CE(argmax p_j, logits_j) on the SAME view, one mask per image, divided by all; and the mask."""
     total, used = 0.0, []
     for row in logits:
         probabilities = softmax(row)
@@ -113,7 +113,7 @@ def pseudo_label(logits, threshold, ties="exclude"):
 
 
 def uda_consistency(weak, strong, temperature, threshold, ties="exclude"):
-    """4.4: m_j KL(softmax(w_j / T) || softmax(s_j)), divided by all; m_j from the prediction before it is sharpened."""
+    """m_j KL(softmax(w_j / T) || softmax(s_j)), divided by all; m_j from the prediction before it is sharpened."""
     total, used = 0.0, []
     for one, other in zip(weak, strong, strict=True):
         confidence = max(softmax(one))
@@ -146,7 +146,7 @@ def unit(image):
 
 
 def linear_vat_gradients(images, probed, weight, bias):
-    """Gradient, by the moved images, of the mean KL(p(u) || p(u + xi d)) where logits = W (channel means of u) + b."""
+    """Gradient of the mean KL(p(u) || p(u + xi d)) with respect to u + xi d, for logits W (channel means of u) + b."""
     gradients = []
     for image, moved in zip(images, probed, strict=True):
         _, height, width = image.shape
@@ -165,7 +165,7 @@ def quarter_turns(images):
 
 
 class ReMixMatchAlignment:
-    """4.5: p_model = mean of the last batches' mean predictions, p_data = EMA of the labels; both start uniform."""
+    """p_model = mean of the last batches' mean predictions, p_data = EMA of the labels; both start uniform."""
 
     def __init__(self, classes, memory_batches, decay):
         self.classes, self.decay = classes, decay

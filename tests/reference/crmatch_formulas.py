@@ -1,8 +1,7 @@
 """CR-Match image by image: the formulas of the paper as loops over images, in NumPy and plain Python.
 
-Written from the paper (Eqs. 1 to 7 and the algorithm of its appendix) and from sections 3.1, 3.2, 7.1 and 7.2 of the
-method specification, without looking at the package. Nothing of it is imported here, and no torch: what the tests
-compare can agree only because both follow the same text. Slow, obvious, in float64.
+Written from the paper (Eqs. 1 to 7 and the algorithm of its appendix), without looking at the package. Nothing of the package
+is imported here, and no torch: both can agree only because they follow the same text. Slow, obvious, in float64.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def norm(vector):
 
 
 def cosine(first, second):
-    """The cosine of the angle between two vectors; 0 where one of them is zero."""
+    """The cosine of the angle between two vectors; 0 if one of them is zero."""
     dot = sum(float(a) * float(b) for a, b in zip(first, second, strict=True))
     return dot / (max(norm(first), COSINE_EPSILON) * max(norm(second), COSINE_EPSILON))
 
@@ -220,7 +219,7 @@ def crmatch_terms(
         rotation: the layers of h; None: no rotation term.
         upright: group -> how many of its first images were turned.
         threshold: tau.
-        ties: whether a confidence equal to tau counts.
+        ties: whether images with a confidence equal to tau are used.
         soft: whether the pseudo-label is the whole distribution.
         pair: which two views are compared; None: no distance term.
         point: where features are taken: (a) the map, or (b) its mean over positions.
@@ -242,22 +241,3 @@ def crmatch_terms(
         blocks = [still, *(vectors[f"turned {degrees}"] for degrees in (90, 180, 270))]
         terms["rotation"] = rotation_loss([[layers(vector, rotation) for vector in block] for block in blocks])
     return terms, confident
-
-
-def total_loss(
-    supervised,
-    pseudo_label=0.0,
-    distance=0.0,
-    rotation=0.0,
-    supervised_weight=1.0,
-    unlabeled_weight=1.0,
-    pseudo_label_weight=1.0,
-    feature_distance_weight=1.0,
-    rotation_weight=1.0,
-):
-    """Eq. (5): L_S + lambda_u (L_PL + lambda_d L_D) + lambda_r L_Rot, each term with a weight of its own."""
-    return (
-        supervised_weight * supervised
-        + unlabeled_weight * (pseudo_label_weight * pseudo_label + feature_distance_weight * distance)
-        + rotation_weight * rotation
-    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from reference.crmatch_formulas import relu, softmax
+
 
 def dot(one, two):
     return sum(a * b for a, b in zip(one, two, strict=True))
@@ -11,16 +13,6 @@ def dot(one, two):
 
 def linear(weight, bias, vector):
     return [dot(row, vector) + shift for row, shift in zip(weight, bias, strict=True)]
-
-
-def softmax(values):
-    largest = max(values)
-    exponentials = [math.exp(value - largest) for value in values]
-    return [value / sum(exponentials) for value in exponentials]
-
-
-def relu(vector):
-    return [max(0.0, value) for value in vector]
 
 
 def refined(feature, prototypes, embeddings, mixers, combination):
@@ -79,19 +71,10 @@ def class_prototypes(features, count, draw):
 
 
 def confident(predicted, confidence, classes, threshold, needed):
-    """Which images count, as a list of positions; None where the classes never have enough."""
+    """Positions of the images that are used; None if some class never has enough."""
     for _ in range(5):
         chosen = [i for i, value in enumerate(confidence) if value > threshold]
         if all(sum(predicted[i] == label for i in chosen) > needed for label in range(classes)):
             return chosen
         threshold /= 2
     return None
-
-
-def cross_entropy(targets, logits):
-    return -sum(target * math.log(p) for target, p in zip(targets, softmax(logits), strict=True))
-
-
-def sharpened(probabilities, temperature):
-    powers = [p ** (1 / temperature) for p in probabilities]
-    return [power / sum(powers) for power in powers]

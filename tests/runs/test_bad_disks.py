@@ -1,8 +1,7 @@
-"""Full disks, read-only and vanished directories, damaged checkpoints and clocks that jump, each really done."""
+"""Full disks, read-only and missing directories, damaged checkpoints and clocks that jump, each really done."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -17,10 +16,10 @@ import torch
 
 from conftest import TINY, Outcome, tiny_spec
 from crmatch.errors import StoppedError
-from crmatch.runs.directory import RunDirectory, run_directory
+from crmatch.runs.directory import RunDirectory
 from crmatch.runs.run import run
-from crmatch.spec.recipes import setting_of
-from crmatch.training.checkpoint import checkpoint_files, load_checkpoint
+from crmatch.runs.workspace import Workspace
+from crmatch.training.checkpoint import checkpoint_files, load_checkpoint, save_checkpoint
 
 Command = Callable[..., Outcome]
 TIMING = {"seconds", "images_per_second"}
@@ -48,16 +47,19 @@ def arguments(data_dir: Path, out: Path) -> list[object]:
     return ["train", "stripes@2", "--data-dir", data_dir, "--out", out, *assignments, "--json"]
 
 
-def result(directory: RunDirectory) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+def stop_after(steps: int, data_dir: Path, out: Path) -> RunDirectory:
+    workspace, spec = Workspace.at(out, data_dir), tiny_spec(data_dir)
+    with pytest.raises(StoppedError):
+        run(spec, workspace, stop=iter([False] * steps + [True]).__next__)
+    return workspace.run_directory(spec)
+
+
+def result(out: Path, data_dir: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+    directory = Workspace.at(out, data_dir).run_directory(tiny_spec(data_dir))
     checkpoint = load_checkpoint(directory.checkpoints)
     assert checkpoint is not None
     lines = [{key: value for key, value in line.items() if key not in TIMING} for line in directory.read_metrics()]
     return {name: tensor.contiguous().numpy().tobytes() for name, tensor in checkpoint.tensors.items()}, lines
-
-
-def directory_of(out: Path, data_dir: Path) -> RunDirectory:
-    spec = tiny_spec(data_dir)
-    return run_directory(out, spec, setting_of(spec, data_dir))
 
 
 @pytest.mark.parametrize("checkpoints", [0.0, 0.5, 1.5])
@@ -65,28 +67,27 @@ def test_a_full_disk_is_two_lines_and_with_space_the_run_ends_as_if_nothing_had_
     crmatch: Command, stripes: Path, tmp_path: Path, small_disk: Path, checkpoints: float
 ) -> None:
     """Full from the start; full in the middle of the first checkpoint, and of the second."""
-    assert crmatch(*arguments(stripes, tmp_path / "straight")).code == 0
-    straight = directory_of(tmp_path / "straight", stripes)
-    size = checkpoint_files(straight.checkpoints)[0].stat().st_size
+    straight, out = tmp_path / "straight", small_disk / "runs"
+    assert crmatch(*arguments(stripes, straight)).code == 0
+    size = max(file.stat().st_size for file in straight.rglob("checkpoint/*"))
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"\1" * (shutil.disk_usage(small_disk).free - int(checkpoints * size) - 16384 * (checkpoints > 0)))
-    outcome = crmatch(*arguments(stripes, small_disk / "runs"))
+    outcome = crmatch(*arguments(stripes, out))
     assert outcome.code == 3, outcome.err
     assert "No space left on device" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 2
-    assert len(checkpoint_files(directory_of(small_disk / "runs", stripes).checkpoints)) == int(checkpoints)
+    assert len(list(out.rglob("checkpoint/*.safetensors"))) == int(checkpoints)
     ballast.unlink()
-    again = crmatch(*arguments(stripes, small_disk / "runs"))
+    again = crmatch(*arguments(stripes, out))
     assert again.code == 0, again.err
-    assert result(directory_of(small_disk / "runs", stripes)) == result(straight)
+    assert result(out, stripes) == result(straight, stripes)
 
 
 def test_a_run_directory_that_becomes_read_only_is_two_lines_and_loses_nothing(
     crmatch: Command, stripes: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "runs"
-    with pytest.raises(StoppedError):
-        run(tiny_spec(stripes), out, data_dir=stripes, stop=iter([False] * 9 + [True]).__next__)
+    stop_after(9, stripes, out)
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file() and file.suffix != ".lock"}
     mount(out, "--bind", str(out))
     try:
@@ -101,7 +102,7 @@ def test_a_run_directory_that_becomes_read_only_is_two_lines_and_loses_nothing(
     assert crmatch(*arguments(stripes, out)).code == 0
 
 
-def test_a_data_directory_that_vanished_is_named_and_the_run_continues_when_it_is_back(
+def test_a_data_directory_that_vanished_is_named_and_the_run_resumes_when_it_is_back(
     crmatch: Command, stripes: Path, tmp_path: Path
 ) -> None:
     out, away = tmp_path / "runs", tmp_path / "away"
@@ -113,7 +114,7 @@ def test_a_data_directory_that_vanished_is_named_and_the_run_continues_when_it_i
         return next(stops)
 
     with pytest.raises(StoppedError, match="stopped after step 9 of 20"):
-        run(tiny_spec(stripes), out, data_dir=stripes, stop=stop)
+        run(tiny_spec(stripes), Workspace.at(out, stripes), stop=stop)
     outcome = crmatch(*arguments(stripes, out))
     assert outcome.code in (2, 3)
     assert "stripes" in outcome.err
@@ -124,12 +125,10 @@ def test_a_data_directory_that_vanished_is_named_and_the_run_continues_when_it_i
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "unreadable"])
 def test_a_damaged_checkpoint_falls_back_says_so_and_the_result_is_the_same(
-    crmatch: Command, stripes: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    stripes: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    out = tmp_path / "runs"
-    with pytest.raises(StoppedError):
-        run(tiny_spec(stripes), out, data_dir=stripes, stop=iter([False] * 10 + [True]).__next__)
-    directory = directory_of(out, stripes)
+    out, straight = tmp_path / "runs", tmp_path / "straight"
+    directory = stop_after(10, stripes, out)
     newest, before = checkpoint_files(directory.checkpoints)
     content = newest.read_bytes()
     if damage == "unreadable":
@@ -138,31 +137,23 @@ def test_a_damaged_checkpoint_falls_back_says_so_and_the_result_is_the_same(
     else:
         newest.write_bytes(content[:-100] if damage == "cut" else content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
     caplog.set_level(logging.INFO)
-    record = run(tiny_spec(stripes), out, data_dir=stripes)
-    said = [entry.getMessage() for entry in caplog.records]
-    assert any(f"{newest} is damaged" in text for text in said)
-    assert any(f"the checkpoint before it, {before.name}, is used" in text for text in said)
-    assert any(text.endswith("after step 8") for text in said)
-    straight = run(tiny_spec(stripes), tmp_path / "straight", data_dir=stripes)
-    assert result(directory) == result(directory_of(tmp_path / "straight", stripes))
-    assert record.model_dump(exclude={"seconds", "final"}) == straight.model_dump(exclude={"seconds", "final"})
+    record, expected = (run(tiny_spec(stripes), Workspace.at(place, stripes)) for place in (out, straight))
+    for said in (f"{newest} is damaged", before.name, "after step 8\n"):
+        assert said in caplog.text
+    assert result(out, stripes) == result(straight, stripes)
+    assert record.model_dump(exclude={"seconds", "final"}) == expected.model_dump(exclude={"seconds", "final"})
     assert len(checkpoint_files(directory.checkpoints)) == 2
     assert newest.with_name(f"{newest.name}.damaged").exists()
 
 
 def test_a_checkpoint_that_does_not_fit_the_run_is_refused(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
     """Whole and with the right checksum, but of another network."""
-    from crmatch.training.checkpoint import save_checkpoint
-
-    out = tmp_path / "runs"
-    with pytest.raises(StoppedError):
-        run(tiny_spec(stripes), out, data_dir=stripes, stop=iter([False] * 3 + [True]).__next__)
-    directory = directory_of(out, stripes)
+    directory = stop_after(3, stripes, tmp_path)
     checkpoint = load_checkpoint(directory.checkpoints)
     assert checkpoint is not None
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if "stem" not in name} | {"other/x": torch.zeros(1)}
     save_checkpoint(directory.checkpoints, checkpoint._replace(tensors=tensors, step=7))
-    outcome = crmatch(*arguments(stripes, out))
+    outcome = crmatch(*arguments(stripes, tmp_path))
     assert outcome.code == 4
     assert "does not fit" in outcome.err
 
@@ -170,12 +161,11 @@ def test_a_checkpoint_that_does_not_fit_the_run_is_refused(crmatch: Command, str
 def test_clocks_that_jump_change_no_result_and_no_duration(
     stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(tiny_spec(stripes), tmp_path / "straight", data_dir=stripes)
+    straight, jumping = Workspace.at(tmp_path / "straight", stripes), Workspace.at(tmp_path / "jumping", stripes)
+    run(tiny_spec(stripes), straight)
     jumps = iter(range(0, -10_000_000, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
-    record = run(tiny_spec(stripes), tmp_path / "jumping", data_dir=stripes)
-    directory = directory_of(tmp_path / "jumping", stripes)
-    assert result(directory) == result(directory_of(tmp_path / "straight", stripes))
+    record = run(tiny_spec(stripes), jumping)
+    assert result(jumping.out, stripes) == result(straight.out, stripes)
     assert 0 < record.seconds < 600
-    assert all(line["images_per_second"] > 0 for line in directory.read_metrics())
-    assert json.loads(directory.record.read_text())["steps"] == 20
+    assert all(line["images_per_second"] > 0 for line in jumping.run_directory(record.spec).read_metrics())

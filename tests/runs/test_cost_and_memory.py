@@ -1,4 +1,4 @@
-"""A run that cannot fit says so before its first step, and the estimate is near what a run takes."""
+"""A run that cannot fit is refused before its first step, and the estimate is near what a run takes."""
 
 from __future__ import annotations
 
@@ -15,80 +15,48 @@ import pytest
 from conftest import Outcome, tiny_spec
 from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError
-from crmatch.runs.cost import estimate
-from crmatch.runs.memory import check_memory, free_bytes, needed_bytes
+from crmatch.runs.cost import PROCESS_BYTES, check_memory, estimate, free_bytes, which_activations
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import replace
+from crmatch.training.execution import Execution
 
-CIFAR = parse_setting("cifar10@4")
 GIB = 1 << 30
+CIFAR = parse_setting("cifar10@4")
+PAPER = recipe(CIFAR, "crmatch", "paper")
+RECOMPUTE = Execution(recompute=True)
+
+
+def needed(spec: Any, data_dir: Path) -> float:
+    return estimate(spec, parse_setting(spec.setting, data_dir)).memory_bytes - PROCESS_BYTES
 
 
 def test_the_paper_run_on_cifar_10_is_refused_on_a_small_machine_and_the_batch_named_would_fit() -> None:
-    spec = recipe(CIFAR, "crmatch", "paper")
-    check_memory(spec, CIFAR, 16 * GIB)
-    check_memory(spec, CIFAR, None)
+    check_memory(PAPER, CIFAR, 16 * GIB)
+    check_memory(PAPER, CIFAR, None)
     with pytest.raises(RequestError, match=r"needs about 5\.\d GB of memory, and 1\.1 GB are free") as refusal:
-        check_memory(spec, CIFAR, GIB)
-    lines = str(refusal.value).splitlines()
-    assert len(lines) == 2
-    assert "Fits: --recompute --set plan.unlabeled_batch_size=" in lines[1]
-    size = int(lines[1].partition("plan.unlabeled_batch_size=")[2].partition(".")[0])
-    check_memory(replace(spec, **{"plan.unlabeled_batch_size": size}), CIFAR, GIB, recompute=True)
+        check_memory(PAPER, CIFAR, GIB)
+    _, advice = str(refusal.value).splitlines()
+    assert "Fits: --recompute --set plan.unlabeled_batch_size=" in advice
+    size = int(advice.partition("plan.unlabeled_batch_size=")[2].partition(".")[0])
+    check_memory(replace(PAPER, **{"plan.unlabeled_batch_size": size}), CIFAR, GIB, RECOMPUTE)
     with pytest.raises(RequestError, match="are free"):
-        check_memory(replace(spec, **{"plan.unlabeled_batch_size": 2 * size}), CIFAR, GIB, recompute=True)
+        check_memory(replace(PAPER, **{"plan.unlabeled_batch_size": 2 * size}), CIFAR, GIB, RECOMPUTE)
 
 
-def test_recomputing_is_named_first_where_it_makes_a_run_fit() -> None:
-    spec = recipe(CIFAR, "crmatch", "paper")
-    with pytest.raises(RequestError, match=r"needs about 5\.\d GB of memory, and 4\.3 GB are free.\nFits: --recompute\. "):
-        check_memory(spec, CIFAR, 4 * GIB)
-    check_memory(spec, CIFAR, 4 * GIB, recompute=True)
+def test_recomputing_is_named_first_if_it_makes_a_run_fit() -> None:
+    with pytest.raises(RequestError, match=r"are free.\nFits: --recompute\. "):
+        check_memory(PAPER, CIFAR, 4 * GIB)
+    check_memory(PAPER, CIFAR, 4 * GIB, RECOMPUTE)
     with pytest.raises(RequestError, match=r"\nFits: --set plan\.unlabeled_batch_size="):
-        check_memory(spec, CIFAR, GIB, recompute=True)
+        check_memory(PAPER, CIFAR, GIB, RECOMPUTE)
 
 
-MEASURED = json.loads((Path(__file__).resolve().parents[2] / "docs" / "results" / "speed.json").read_text())["full_size"]
-
-
-@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case["setting"])
-def test_estimates_of_the_papers_runs_are_what_was_measured_or_a_little_more(case: dict[str, Any]) -> None:
-    """A step of 2,304 images each; those of CIFAR-100 and STL-10 fit into 20 GiB where they recompute."""
-    setting = parse_setting(case["setting"])
-    cost = estimate(recipe(setting, "crmatch", "paper"), setting, case["recompute"])
-    assert 0.97 * case["peak_bytes"] < cost.memory_bytes < 1.25 * case["peak_bytes"]
-    assert max(cost.memory_bytes, case["peak_bytes"]) < (20 if case["recompute"] else 12) * GIB
-
-
-@pytest.mark.parametrize("name", ["cifar10@4", "cifar100@4", "stl10@100"])
-def test_recomputing_takes_less_than_half_of_the_memory(name: str) -> None:
-    setting = parse_setting(name)
-    spec = recipe(setting, "crmatch", "paper")
-    needed = needed_bytes(spec, setting, recompute=True)
-    assert needed < 20 * GIB
-    assert needed_bytes(spec, setting) > 2 * needed
-
-
-def test_where_no_batch_fits_the_other_switches_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(recipe(CIFAR, "crmatch", "paper"), **{"network.filters": 2000})
+def test_if_no_batch_fits_the_other_switches_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(PAPER, **{"network.filters": 2000})
     with pytest.raises(RequestError, match=r"network\.filters"):
         check_memory(spec, CIFAR, 4 * GIB)
     monkeypatch.setenv("CRMATCH_IGNORE_MEMORY", "1")
     check_memory(spec, CIFAR, 4 * GIB)
-
-
-def test_double_precision_needs_twice_as_much(stripes: Path) -> None:
-    single, double = tiny_spec(stripes), tiny_spec(stripes, precision="fp64")
-    setting = parse_setting("stripes@2", stripes)
-    assert needed_bytes(double, setting) == pytest.approx(2 * needed_bytes(single, setting))
-
-
-def test_half_precision_halves_activations_and_keeps_weights(stripes: Path) -> None:
-    setting = parse_setting("stripes@2", stripes)
-    single, half = (needed_bytes(tiny_spec(stripes, precision=precision), setting) for precision in ("fp32", "bf16"))
-    twice = needed_bytes(tiny_spec(stripes, precision="bf16", **{"plan.unlabeled_batch_size": 24}), setting)
-    assert half < single < 2 * half
-    assert twice > half
 
 
 def test_a_run_that_cannot_fit_ends_with_code_2_before_it_writes(crmatch: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -98,6 +66,36 @@ def test_a_run_that_cannot_fit_ends_with_code_2_before_it_writes(crmatch: Callab
     assert "are free" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 2
     assert not (tmp_path / "runs").exists()
+
+
+MEASURED = json.loads((Path(__file__).resolve().parents[2] / "docs" / "results" / "speed.json").read_text())["full_size"]
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case["setting"])
+def test_estimates_of_the_papers_runs_are_what_was_measured_or_a_little_more(case: dict[str, Any]) -> None:
+    """A step of 2,304 images each; those of CIFAR-100 and STL-10 fit into 20 GiB with recomputing."""
+    setting = parse_setting(case["setting"])
+    spec = recipe(setting, "crmatch", "paper")
+    cost = estimate(spec, setting, Execution(recompute=case["recompute"]))
+    assert 0.97 * case["peak_bytes"] < cost.memory_bytes < 1.25 * case["peak_bytes"]
+    assert max(cost.memory_bytes, case["peak_bytes"]) < (20 if case["recompute"] else 12) * GIB
+    without, recomputed = (estimate(spec, setting, Execution(recompute=choice)).memory_bytes for choice in (False, True))
+    assert without - PROCESS_BYTES > 2 * (recomputed - PROCESS_BYTES), "recomputing takes less than half of the memory"
+
+
+def test_what_is_kept_follows_the_execution(stripes: Path) -> None:
+    spec = tiny_spec(stripes)
+    assert which_activations(spec, Execution()) == which_activations(spec, Execution("cpu")) == "lean"
+    assert which_activations(spec, RECOMPUTE) == "recomputed"
+    for choice, processes in ((Execution(compile=True), 1), (Execution("cuda:0"), 1), (Execution(), 2)):
+        assert which_activations(spec, choice, processes) == "kept"
+    assert which_activations(tiny_spec(stripes, precision="bf16"), Execution()) == "kept"
+
+
+def test_double_precision_needs_twice_as_much_and_half_precision_half_of_the_activations(stripes: Path) -> None:
+    half, single, double = (needed(tiny_spec(stripes, precision=precision), stripes) for precision in ("bf16", "fp32", "fp64"))
+    assert double == pytest.approx(2 * single)
+    assert half < single < 2 * half
 
 
 def test_free_memory_is_what_the_system_and_every_group_above_allow(tmp_path: Path) -> None:
@@ -115,23 +113,18 @@ def test_free_memory_is_what_the_system_and_every_group_above_allow(tmp_path: Pa
     assert free_bytes(tmp_path) == 300_000
     unit = tmp_path / "sys/fs/cgroup/unit"
     unit.mkdir()
-    (unit / "memory.max").write_text("max\n")
     (unit / "memory.current").write_text("1\n")
-    assert free_bytes(tmp_path) == 300_000
-    (unit / "memory.max").write_text("250001\n")
-    assert free_bytes(tmp_path) == 250_000
-
-
-def test_this_machine_has_some_memory() -> None:
-    free = free_bytes()
-    assert free is not None
-    assert free > 1 << 26
+    for limit, free in (("max", 300_000), ("250001", 250_000)):
+        (unit / "memory.max").write_text(f"{limit}\n")
+        assert free_bytes(tmp_path) == free
+    here = free_bytes()
+    assert here is not None
+    assert here > 1 << 26
 
 
 MEASURE = """
 import sys, torch
 from pathlib import Path
-from typing import Any
 from conftest import training_of, tiny_spec
 torch.set_num_threads(1)
 data_dir = Path(sys.argv[1])
@@ -146,12 +139,11 @@ print(1024 * (status("VmHWM:") - before))
 """
 
 
+@pytest.mark.process
 def test_the_estimate_is_near_the_measured_peak(stripes: Path) -> None:
-    """518 images of 16x16 through a WRN-28-2: neither refuses what fits by far, nor promises half of what it takes."""
-    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    """518 images of 16x16 through a WRN-28-2: neither refuses what fits easily, nor promises half of what it takes."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", MEASURE, str(stripes)]
-    answer = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "PYTHONPATH": paths}
-    )
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
     spec = tiny_spec(stripes, "fixmatch", **{"network.filters": 32, "plan.unlabeled_batch_size": 256})
-    assert 0.6 < needed_bytes(spec, parse_setting("stripes@2", stripes)) / int(answer.stdout) < 1.6
+    assert 0.6 < needed(spec, stripes) / int(answer.stdout) < 1.6

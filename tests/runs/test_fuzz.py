@@ -39,12 +39,19 @@ def flipped(content: bytes, source: random.Random) -> bytes:
     return bytes(spoiled)
 
 
-def check(outcome: Outcome, what: str) -> None:
-    assert outcome.code in EXPECTED, f"{what}: code {outcome.code}\n{outcome.err}"
-    assert "Traceback" not in outcome.err, what
-    if outcome.code:
-        assert outcome.err.strip(), what
-        assert sum(line.startswith("crmatch: ") for line in outcome.err.splitlines()) == 1, f"{what}\n{outcome.err}"
+def fuzz(call: Callable[[int], Outcome], files: Callable[[int], list[Path]], what: str, rounds: int = ROUNDS) -> None:
+    """Spoil the files of a round, call, restore them; the answer is a result, or one message and its exit code."""
+    source = random.Random(what)
+    for turn in range(rounds):
+        whole = {path: path.read_bytes() for path in files(turn)}
+        for path, content in whole.items():
+            path.write_bytes(flipped(content, source))
+        code, _, err = call(turn)
+        assert code in EXPECTED, f"{what}, round {turn}: code {code}\n{err}"
+        assert "Traceback" not in err, what
+        assert sum(line.startswith("crmatch: ") for line in err.splitlines()) == (code != 0), f"{what}\n{err}"
+        for path, content in whole.items():
+            path.write_bytes(content)
 
 
 @pytest.fixture
@@ -61,8 +68,6 @@ def finished(crmatch: Command, command: list[object]) -> Path:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "record.json", "metrics.jsonl"])
 def test_files_of_a_finished_run(crmatch: Command, finished: Path, stripes: Path, tmp_path: Path, name: str) -> None:
-    source = random.Random(name)
-    content = (finished / name).read_bytes()
     picture = tmp_path / "picture.png"
     Image.fromarray(np.full((16, 16, 3), 90, np.uint8)).save(picture)
     readers: list[list[object]] = [
@@ -70,9 +75,7 @@ def test_files_of_a_finished_run(crmatch: Command, finished: Path, stripes: Path
         ["predict", finished, picture, "--out", tmp_path / "predictions.csv"],
         ["report", finished, "--out", tmp_path / "report.html"],
     ]
-    for turn in range(ROUNDS):
-        (finished / name).write_bytes(flipped(content, source))
-        check(crmatch(*readers[turn % len(readers)]), f"{name}, round {turn}")
+    fuzz(lambda turn: crmatch(*readers[turn % len(readers)]), lambda turn: [finished / name], name)
 
 
 def test_what_analyses_keep_in_a_run(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
@@ -81,40 +84,34 @@ def test_what_analyses_keep_in_a_run(crmatch: Command, stripes: Path, tmp_path: 
     table: list[object] = ["table", "equivariance", *place, *keys]
     assert crmatch(*table).code == 0
     names = ("translation", "scaling", "rotation", "color jitter", "strong against weak")
-    content = json.dumps({name: {"mean": 12.5, "std": 0.5, "n": 10} for name in names}).encode()
-    run = next((tmp_path / "runs").rglob("record.json")).parent
-    source = random.Random(2)
-    for turn in range(2 * ROUNDS):
-        (run / "probe.json").write_bytes(flipped(content, source))
-        check(crmatch(*table), f"probe.json, round {turn}")
+    probe = next((tmp_path / "runs").rglob("record.json")).with_name("probe.json")
+    probe.write_text(json.dumps({name: {"mean": 12.5, "std": 0.5, "n": 10} for name in names}))
+    fuzz(lambda turn: crmatch(*table), lambda turn: [probe], "probe.json", 2 * ROUNDS)
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "spec.json", "split.json", "metrics.jsonl", "record.json"])
-def test_files_of_a_run_that_is_continued(
+def test_files_of_a_run_that_is_resumed(
     crmatch: Command, command: list[object], finished: Path, tmp_path: Path, name: str
 ) -> None:
-    source = random.Random(name)
     if name != "record.json":
         (finished / "record.json").unlink()
     kept = tmp_path / "kept"
     shutil.copytree(finished, kept)
-    for turn in range(ROUNDS):
+
+    def files(turn: int) -> list[Path]:
         shutil.rmtree(finished)
         shutil.copytree(kept, finished)
-        files = checkpoint_files(finished / "checkpoint") if name == "checkpoint" else [finished / name]
-        for file in files[: 1 + turn % 2]:
-            file.write_bytes(flipped(file.read_bytes(), source))
-        check(crmatch(*command), f"{name}, round {turn}")
+        return checkpoint_files(finished / "checkpoint")[: 1 + turn % 2] if name == "checkpoint" else [finished / name]
+
+    fuzz(lambda turn: crmatch(*command), files, name)
 
 
 def test_the_packed_set(crmatch: Command, command: list[object], stripes: Path, tmp_path: Path) -> None:
-    source = random.Random(1)
-    path = stripes / "stripes.npz"
-    content = path.read_bytes()
-    for turn in range(2 * ROUNDS):
-        path.write_bytes(flipped(content, source))
-        check(crmatch(*command), f"packed set, round {turn}")
+    def call(turn: int) -> Outcome:
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        return crmatch(*command)
+
+    fuzz(call, lambda turn: [stripes / "stripes.npz"], "packed set", 2 * ROUNDS)
 
 
 @pytest.fixture
@@ -123,52 +120,29 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "pictures"
     for place in ("labeled/cat", "labeled/dog", "unlabeled"):
         (folder / place).mkdir(parents=True)
-        for number in range(4):
+        for number, kind in enumerate(("png", "jpg", "gif", "bmp")):
             pixels = random_pixels.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / place / f"{number}.{('png', 'jpg', 'gif', 'bmp')[number]}")
-    lines = ["path,label", *(f"unlabeled/{number}.{kind},cat" for number, kind in enumerate(("png", "jpg")))]
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+            Image.fromarray(pixels).save(folder / place / f"{number}.{kind}")
+    (folder / "labels.csv").write_text("path,label\nunlabeled/0.png,cat\nunlabeled/1.jpg,cat\n")
     return folder
 
 
 @pytest.mark.parametrize("what", ["labels.csv", "pictures", "cache"])
 def test_own_pictures_their_labels_and_their_cache(crmatch: Command, folder: Path, tmp_path: Path, what: str) -> None:
-    source = random.Random(what)
-    labels = folder / "labels.csv"
     keys = [key for key in ASSIGNMENTS if "rotation_images" not in key]
-    arguments = [
-        "train",
-        folder,
-        "--labels",
-        labels,
-        "--data-dir",
-        tmp_path / "data",
-        "--image-size",
-        16,
-        "--no-baseline",
-        *keys,
-    ]
+    places = ["--labels", folder / "labels.csv", "--data-dir", tmp_path / "data"]
+    arguments = ["train", folder, *places, "--image-size", 16, "--no-baseline", *keys, "--json"]
     pictures = sorted(path for path in folder.rglob("*") if path.suffix in (".png", ".jpg", ".gif", ".bmp"))
-    good = {path: path.read_bytes() for path in (labels, *pictures)}
-    assert crmatch(*arguments, "--out", tmp_path / "first", "--json").code == 0
-    for turn in range(ROUNDS // 2):
-        targets = [labels] if what == "labels.csv" else source.sample(pictures, 4)
+    assert crmatch(*arguments, "--out", tmp_path / "first").code == 0
+
+    def files(turn: int) -> list[Path]:
         if what == "cache":
-            targets = [path for path in (tmp_path / "data").rglob("*") if path.is_file() and path.stat().st_size]
-        for path in targets:
-            path.write_bytes(flipped(good.get(path) or path.read_bytes(), source))
-        check(crmatch(*arguments, "--out", tmp_path / f"runs{turn}", "--json"), f"{what}, round {turn}")
-        for path, content in good.items():
-            if path.read_bytes() != content:
-                path.write_bytes(content)
+            return [path for path in (tmp_path / "data").rglob("*") if path.is_file() and path.stat().st_size]
+        return [folder / "labels.csv"] if what == "labels.csv" else random.Random(turn).sample(pictures, 4)
+
+    fuzz(lambda turn: crmatch(*arguments, "--out", tmp_path / f"runs{turn}"), files, what, ROUNDS // 2)
 
 
-def test_a_config_file_with_any_bytes(crmatch: Command, finished: Path, stripes: Path, tmp_path: Path) -> None:
-    source = random.Random(2)
-    content = (finished / "spec.json").read_bytes()
-    for turn in range(2 * ROUNDS):
-        (tmp_path / "keys.json").write_bytes(flipped(content, source))
-        check(
-            crmatch("show", "config", "stripes@2", "--data-dir", stripes, "--config", tmp_path / "keys.json", "--json"),
-            f"config, round {turn}",
-        )
+def test_a_config_file_with_any_bytes(crmatch: Command, finished: Path, stripes: Path) -> None:
+    arguments = ["show", "config", "stripes@2", "--data-dir", stripes, "--config", finished / "spec.json", "--json"]
+    fuzz(lambda turn: crmatch(*arguments), lambda turn: [finished / "spec.json"], "config", 2 * ROUNDS)

@@ -14,9 +14,10 @@ from conftest import tiny_spec, training_of
 from crmatch.errors import DivergedError
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import setting_of
 from crmatch.training.checkpoint import checkpoint_files
-from crmatch.training.health import LOOKS, CollapseWatch, FiniteWatch, LateDivergenceError, first_divergence
+from crmatch.training.health import CHECKS, CollapseWatch, FiniteWatch, LateDivergenceError, first_divergence
 from crmatch.training.loop import Observers, Training, train
 from crmatch.training.runtime import Runtime
 
@@ -29,7 +30,7 @@ def test_any_value_that_is_not_finite_is_seen_and_the_largest_finite_ones_are_no
     watch, late = FiniteWatch(immediate=True), FiniteWatch(immediate=False)
     assert not watch.bad_step(total, gradients)
     late.bad_step(total, gradients)
-    assert not late.bad_since_last_look()
+    assert not late.bad_since_last_check()
     if where == "loss":
         total = torch.tensor(value)
     else:
@@ -37,8 +38,8 @@ def test_any_value_that_is_not_finite_is_seen_and_the_largest_finite_ones_are_no
     assert watch.bad_step(total, gradients)
     assert not late.bad_step(total, gradients)
     late.bad_step(torch.tensor(0.0), [torch.zeros(2)])
-    assert late.bad_since_last_look()
-    assert not late.bad_since_last_look()
+    assert late.bad_since_last_check()
+    assert not late.bad_since_last_check()
 
 
 def spoil(training: Training, step: int) -> None:
@@ -77,7 +78,7 @@ def test_a_late_notice_is_replayed_from_the_last_checkpoint_to_the_first_bad_ste
     monkeypatch.setattr(Training, "__post_init__", lambda self: (begin(self), spoil(self, 10))[0])
     spec = tiny_spec(stripes, **{"plan.evaluate_every": 100, "plan.log_every": 6})
     with pytest.raises(DivergedError) as caught:
-        run(spec, tmp_path, data_dir=stripes)
+        run(spec, Workspace.at(tmp_path, stripes))
     first, second = str(caught.value).splitlines()
     assert first.startswith("the gradient is not finite at step 10: supervised = ")
     (newest, _) = checkpoint_files(run_directory(tmp_path, spec, setting_of(spec, stripes)).checkpoints)
@@ -87,7 +88,7 @@ def test_a_late_notice_is_replayed_from_the_last_checkpoint_to_the_first_bad_ste
 
 def test_a_divergence_before_the_first_checkpoint_says_so(stripes: Path, tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"is not finite at step \d.*\n.*no checkpoint had been saved before"):
-        run(tiny_spec(stripes, **{"plan.learning_rate": 1e15}), tmp_path, data_dir=stripes)
+        run(tiny_spec(stripes, **{"plan.learning_rate": 1e15}), Workspace.at(tmp_path, stripes))
 
 
 def test_a_replay_that_stays_finite_finds_nothing() -> None:
@@ -104,7 +105,7 @@ class Pseudo:
     def look(self, labels: list[int], used: float, rate: float) -> None:
         self.step += 10
         self.watch.add(torch.tensor(labels), torch.full((len(labels),), used))
-        self.watch.look({"step": self.step, "mask_rate": rate})
+        self.watch.check({"step": self.step, "mask_rate": rate})
 
     @property
     def said(self) -> list[str]:
@@ -113,11 +114,11 @@ class Pseudo:
 
 def test_a_class_that_takes_all_pseudo_labels_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     pseudo = Pseudo(caplog)
-    for _ in range(LOOKS - 1):
+    for _ in range(CHECKS - 1):
         pseudo.look([1] * 40, 1.0, 100.0)
     pseudo.look([0, 1], 1.0, 100.0)
     assert not pseudo.said
-    for _ in range(3 * LOOKS):
+    for _ in range(3 * CHECKS):
         pseudo.look([1] * 40, 1.0, 100.0)
     (text,) = pseudo.said
     assert "100 % of the pseudo-labels used are 'dog'; the model may have collapsed onto that class" in text
@@ -142,5 +143,5 @@ def test_a_run_feeds_the_watch(
 ) -> None:
     monkeypatch.setattr("crmatch.training.health.QUIET_STEPS", 0)
     caplog.set_level(logging.WARNING)
-    run(tiny_spec(stripes, **{"method.threshold": 1.0, "plan.log_every": 1}), tmp_path, data_dir=stripes)
+    run(tiny_spec(stripes, **{"method.threshold": 1.0, "plan.log_every": 1}), Workspace.at(tmp_path, stripes))
     assert sum("hardly any pseudo-label" in record.getMessage() for record in caplog.records) == 1

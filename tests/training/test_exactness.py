@@ -16,6 +16,7 @@ from crmatch.methods.base import Step
 from crmatch.randomness import generator
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.training.checkpoint import checkpoint_files, load_checkpoint
 
 TIMING = {"seconds", "images_per_second", "steps_per_second"}
@@ -44,13 +45,13 @@ def test_stopping_and_resuming_equals_never_having_stopped(
 ) -> None:
     keys = EAGER if "threshold" in tiny_spec(stripes, method).method.model_dump() else {}
     spec = tiny_spec(stripes, method, **keys)
-    straight = run(spec, tmp_path / "straight", data_dir=stripes)
+    straight = run(spec, Workspace.at(tmp_path / "straight", stripes))
     before = 0
     for stop in stops:
         with pytest.raises(StoppedError, match=f"stopped after step {stop} of 20"):
-            run(spec, tmp_path / "stopped", data_dir=stripes, stop=stop_after(stop - before))
+            run(spec, Workspace.at(tmp_path / "stopped", stripes), stop=stop_after(stop - before))
         before = stop
-    resumed = run(spec, tmp_path / "stopped", data_dir=stripes)
+    resumed = run(spec, Workspace.at(tmp_path / "stopped", stripes))
     one, two = (run_directory(tmp_path / out, spec, parse_setting(spec.setting, stripes)) for out in ("straight", "stopped"))
     expected, actual = final_state(one), final_state(two)
     assert expected.keys() == actual.keys()
@@ -76,14 +77,14 @@ def test_a_kill_loses_no_more_than_one_interval_and_nothing_of_the_result(stripe
                 raise Killed
 
     with pytest.raises(Killed):
-        run(spec, tmp_path / "killed", data_dir=stripes, progress=KilledAtStep11())
+        run(spec, Workspace.at(tmp_path / "killed", stripes), progress=KilledAtStep11())
     directory = run_directory(tmp_path / "killed", spec, parse_setting(spec.setting, stripes))
     checkpoint = load_checkpoint(directory.checkpoints)
     assert checkpoint is not None
     assert checkpoint.step == 8
     assert directory.read_metrics()[-1]["step"] == 10
-    run(spec, tmp_path / "killed", data_dir=stripes)
-    run(spec, tmp_path / "straight", data_dir=stripes)
+    run(spec, Workspace.at(tmp_path / "killed", stripes))
+    run(spec, Workspace.at(tmp_path / "straight", stripes))
     straight = run_directory(tmp_path / "straight", spec, parse_setting(spec.setting, stripes))
     assert all(torch.equal(tensor, final_state(directory)[name]) for name, tensor in final_state(straight).items())
     assert untimed(directory.read_metrics()) == untimed(straight.read_metrics())
@@ -92,7 +93,7 @@ def test_a_kill_loses_no_more_than_one_interval_and_nothing_of_the_result(stripe
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(stripes: Path, tmp_path: Path) -> None:
     spec = tiny_spec(stripes, **EAGER)
     with pytest.raises(StoppedError):
-        run(spec, tmp_path, data_dir=stripes, stop=stop_after(10))
+        run(spec, Workspace.at(tmp_path, stripes), stop=stop_after(10))
     directory = run_directory(tmp_path, spec, parse_setting(spec.setting, stripes))
     newest, older = checkpoint_files(directory.checkpoints)
     content = bytearray(newest.read_bytes())
@@ -102,7 +103,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(stripes: Path, tmp_pa
     assert checkpoint is not None
     assert checkpoint.step == 8
     assert older.name.startswith("step-00000008")
-    assert run(spec, tmp_path, data_dir=stripes).steps == 20
+    assert run(spec, Workspace.at(tmp_path, stripes)).steps == 20
 
 
 def test_fixmatch_is_crmatch_without_its_two_terms_over_20_steps(stripes: Path) -> None:
@@ -172,10 +173,10 @@ def test_training_touches_no_global_random_state(stripes: Path) -> None:
 
 def test_a_policy_that_learns_is_part_of_the_checkpoint(stripes: Path, tmp_path: Path) -> None:
     spec = tiny_spec(stripes, **EAGER, **{"augmentation.policy": "ctaugment"})
-    straight = run(spec, tmp_path / "straight", data_dir=stripes)
+    straight = run(spec, Workspace.at(tmp_path / "straight", stripes))
     with pytest.raises(StoppedError):
-        run(spec, tmp_path / "stopped", data_dir=stripes, stop=stop_after(7))
-    resumed = run(spec, tmp_path / "stopped", data_dir=stripes)
+        run(spec, Workspace.at(tmp_path / "stopped", stripes), stop=stop_after(7))
+    resumed = run(spec, Workspace.at(tmp_path / "stopped", stripes))
     assert straight.policy is not None
     assert straight.policy == resumed.policy
     assert straight.ema == resumed.ema

@@ -13,6 +13,7 @@ from conftest import tiny_spec
 from crmatch.augment.views import Batch, View
 from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
+from crmatch.training.execution import Execution
 from crmatch.training.loop import Observers, Training, train
 from crmatch.training.meter import Meter
 from crmatch.training.plan import TrainPlan
@@ -147,7 +148,7 @@ def test_a_method_with_memory_is_refreshed_before_every_second_epoch() -> None:
     config = WideResNetConfig(filters=4, repeat=1)
     network = build_network(config, channels=1, image_size=8, classes=2, unlabeled=8, heads=method.heads)
     plan = TrainPlan(steps=10, unlabeled_batch_size=4)
-    training = Training(method, network, Pool(), plan, 10, 2, choose_runtime("cpu"), seed=0)
+    training = Training(method, network, Pool(), plan, 10, 2, choose_runtime(Execution("cpu")), seed=0)
     with torch.no_grad():
         network.eval()
         expected = network(Pool().images).features

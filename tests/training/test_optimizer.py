@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from crmatch.training.optimizer import build_optimizer
+from crmatch.training.optimizer import Optimizer
 from crmatch.training.plan import TrainPlan
 
 
@@ -46,7 +46,7 @@ def torchs(network: nn.Module, plan: TrainPlan) -> torch.optim.Optimizer:
 )
 def test_weights_and_state_are_torchs_to_the_bit(plan: TrainPlan) -> None:
     own, reference = layers(), layers()
-    optimizer, expected = build_optimizer(own, plan), torchs(reference, plan)
+    optimizer, expected = Optimizer(own, plan), torchs(reference, plan)
     random = torch.Generator().manual_seed(1)
     for step in range(6):
         rate = 0.03 / (step + 1)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from crmatch.methods import build_method
 from crmatch.networks.build import build_network
 from crmatch.networks.config import WideResNetConfig
-from crmatch.training.optimizer import build_optimizer
+from crmatch.training.optimizer import Optimizer
 from crmatch.training.plan import Phase, TrainPlan
 
 LINEAR_PHASES = (
@@ -77,14 +77,14 @@ def test_no_one_dimensional_parameter_decays() -> None:
     network = build_network(
         WideResNetConfig(filters=4, repeat=1), channels=3, image_size=16, classes=3, heads=build_method("crmatch").heads
     )
-    decaying, others = build_optimizer(network, TrainPlan(steps=1, weight_decay=0.5)).param_groups
+    decaying, others = Optimizer(network, TrainPlan(steps=1, weight_decay=0.5)).param_groups
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     assert decaying["weight_decay"] == 0.5
     assert others["weight_decay"] == 0.0
     assert all(parameter.ndim > 1 and names[id(parameter)].endswith("weight") for parameter in decaying["params"])
     assert all(parameter.ndim == 1 for parameter in others["params"])
     assert len(decaying["params"]) + len(others["params"]) == len(names)
-    everything, nothing = build_optimizer(network, TrainPlan(steps=1, decay_parameters="all")).param_groups
+    everything, nothing = Optimizer(network, TrainPlan(steps=1, decay_parameters="all")).param_groups
     assert len(everything["params"]) == len(names)
     assert not nothing["params"]
 
@@ -93,7 +93,7 @@ def one_update(plan: TrainPlan, weight: float, gradients: list[float]) -> float:
     layer = torch.nn.Linear(1, 1, bias=False).double()
     with torch.no_grad():
         layer.weight.fill_(weight)
-    optimizer = build_optimizer(layer, plan)
+    optimizer = Optimizer(layer, plan)
     for gradient in gradients:
         layer.weight.grad = torch.full_like(layer.weight, gradient)
         optimizer.step()

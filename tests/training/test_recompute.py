@@ -13,7 +13,8 @@ from conftest import tiny_spec, training_of
 from crmatch.errors import RequestError
 from crmatch.networks.build import build_network
 from crmatch.networks.config import ResNet18Config, WideResNetConfig
-from crmatch.networks.low_memory.recompute import recompute_parts
+from crmatch.networks.low_memory import save_memory
+from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
 
 NETWORKS = {
@@ -56,8 +57,7 @@ def test_less_is_kept_for_the_backward_pass(config: Any) -> None:
 
     def kept(recompute: bool) -> int:
         network = build_network(config, channels=3, image_size=32, classes=10)
-        if recompute:
-            recompute_parts(network)
+        save_memory(network, lean=True, recompute=recompute)
         own = {value.data_ptr() for value in network.state_dict().values()}
         sizes: dict[int, int] = {}
 
@@ -75,5 +75,5 @@ def test_less_is_kept_for_the_backward_pass(config: Any) -> None:
 
 
 def test_compiling_and_recomputing_exclude_each_other() -> None:
-    with pytest.raises(RequestError, match=r"--compile and --recompute were asked for.*\nUse one of them"):
-        choose_runtime("cpu", compile=True, recompute=True)
+    with pytest.raises(RequestError, match="--compile and --recompute exclude each other"):
+        choose_runtime(Execution("cpu", compile=True, recompute=True))

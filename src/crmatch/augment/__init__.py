@@ -1,1 +1,1 @@
-"""Augmentation: images in, the views a method asked for out; every draw is made first and applied afterwards."""
+"""Augmentation: images in, the views that a method asks for out. All randomness is drawn first and applied afterwards."""

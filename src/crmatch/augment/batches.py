@@ -1,7 +1,4 @@
-"""Normalization: uint8 pixels to the floats a network sees.
-
-Batches: from (seed, step) to the normalized views a method asked for; the only state is what a policy learned.
-"""
+"""Batches: (seed, step) in, the normalized views that a method asks for out. Only a learning policy has state."""
 
 from __future__ import annotations
 
@@ -24,38 +21,33 @@ class Normalizer:
     """(pixel / 255 - mean) / std per channel; with mean = std = 0.5 this is pixel / 127.5 - 1, in [-1, 1]."""
 
     def __init__(
-        self,
-        mean: Sequence[float],
-        std: Sequence[float],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
-        """Keep scale and shift on the device; `mean` and `std` are for pixels scaled to 0..1, one per channel."""
+        """Compute scale and shift; `mean` and `std` have one entry per channel, for pixels scaled to 0..1."""
         scale = [1 / (255 * deviation) for deviation in std]
         shift = [average / deviation for average, deviation in zip(mean, std, strict=True)]
-        self._scale = torch.tensor(scale, dtype=dtype, device=device)[:, None, None]
-        self._shift = torch.tensor(shift, dtype=dtype, device=device)[:, None, None]
+        self._scale, self._shift = torch.tensor([scale, shift], dtype=dtype, device=device)[:, :, None, None]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Floats (N, C, H, W) in channels_last memory, which convolutions prefer, from uint8 (N, C, H, W)."""
+        """Convert uint8 (N, C, H, W) to floats in channels_last memory, in which convolutions are faster."""
         pixels = images.to(dtype=self._scale.dtype, memory_format=torch.channels_last)
         return pixels.mul_(self._scale).sub_(self._shift)
 
 
 POOL_BLOCK = 512
-"""Images of a pool that go through the network together, outside of training."""
+"""Images per block of `BatchMaker.pool`."""
 
 
 @dataclass(frozen=True)
 class BatchMaker:
-    """Makes any step's batch, in any order.
+    """Makes the batch of any step, in any order.
 
-    Where processes share a run, each of them draws for the whole batch, makes the views of some of its images, and gets the
-    others as bytes: a batch is the same on any number of processes.
+    Distributed: every rank draws for the whole batch, renders its own rows and all-gathers the others as bytes, so that a batch
+    does not depend on the number of processes.
 
     Attributes:
         images: uint8 (N, C, H, W), the whole training set on the device.
-        labels: int64 (N,); only those of labeled rows are ever read.
+        labels: int64 (N,); only those of labeled rows are read.
         labeled: rows of the labeled images.
         unlabeled: rows of the unlabeled images.
         views: what the method asks for.
@@ -64,7 +56,7 @@ class BatchMaker:
         policy: the strong policy.
         normalizer: from pixels to floats.
         seed: the run's seed.
-        processes: who makes the views.
+        processes: the ranks that render the views.
     """
 
     images: Tensor
@@ -80,7 +72,7 @@ class BatchMaker:
     processes: ProcessGroup = SINGLE_PROCESS
 
     def batch(self, step: int) -> Batch:
-        """The batch of `step`."""
+        """Make the batch of `step`."""
         positions = {source: self._positions(source, step) for source in ("unlabeled", *(view.source for view in self.views))}
         rows = {source: self._pool(source)[places] for source, places in positions.items()}
         views = {view.name: self.normalizer(self._augmented(view, rows[view.source], step)) for view in self.views}
@@ -88,13 +80,13 @@ class BatchMaker:
         return Batch(labels, views, positions["unlabeled"])
 
     def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
-        """Let a learning policy learn from probes of the step's weakly augmented labeled images.
+        """Update a learning policy with probes of the step's weakly augmented labeled images.
 
-        Proximity of an image is 1 - 0.5 * |probabilities - onehot|_1, which is the probability of its class.
+        The proximity of an image is 1 - 0.5 * |probabilities - onehot|_1, which is the probability of its class.
 
         Args:
             step: the training step.
-            predict: normalized images -> class probabilities (N, K) of the evaluated model in eval mode.
+            predict: maps normalized images to class probabilities (N, K) of the evaluated model in eval mode.
         """
         if not isinstance(self.policy, LearningPolicy):
             return
@@ -102,7 +94,7 @@ class BatchMaker:
         own = self.processes.local_rows(len(rows))
         weak = self._weak(View("labeled", "labeled", "weak"), rows, step, own)
         height, width = weak.shape[2:]
-        draws = self.policy.draw_probe(len(rows), height, width, generator(self.seed, "probe", step))
+        draws = self.policy.draw(len(rows), height, width, generator(self.seed, "probe", step), probe=True)
         probes = self.processes.all_gather_rows(self.policy.apply(weak, rows_of(draws, own)), len(rows))
         probabilities = predict(self.normalizer(probes))
         proximity = probabilities.gather(1, self.labels[rows][:, None]).squeeze(1)
@@ -111,21 +103,20 @@ class BatchMaker:
     def pool(
         self, source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"] = "none", step: int = 0
     ) -> Iterator[Tensor]:
-        """All images of a pool in order, normalized, in blocks; weak views are drawn for `step`, each block by itself."""
+        """Yield all images of a pool in order, normalized, in blocks; each block draws its own weak views for `step`."""
         for block, rows in enumerate(torch.split(self._pool(source), POOL_BLOCK)):
             view = View(f"pool/{source}/{block}", source, augmentation)
             yield self.normalizer(self._augmented(view, rows, step))
 
     def pool_labels(self) -> Tensor:
-        """Classes of the labeled pool: int64."""
+        """Classes of the labeled pool, int64."""
         return self.labels[self.labeled]
 
     def _pool(self, source: Source) -> Tensor:
-        """Rows of the images that a source draws from."""
         return self.labeled if source == "labeled" else self.unlabeled
 
     def _positions(self, source: Source, step: int) -> Tensor:
-        """Positions of the step's images in the pool of `source`: int64."""
+        """Positions of the step's images in the pool of `source`, int64."""
         size = self.batch_sizes[source]
         return batch_positions(len(self._pool(source)), size, self.seed, source, step).to(self.images.device)
 

@@ -1,4 +1,4 @@
-"""RandAugment: a few random operations per image with random strength, then CutOut; in six published variants."""
+"""RandAugment: a few random operations of random strength per image, then CutOut; in six published variants."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from crmatch.augment.kernels.cutout import GRAY, cut_out_, draw_boxes
-from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_draws, check_images
-from crmatch.augment.variants import GEOMETRIC, HIGHEST_LEVEL, LEVEL_SCALE, VARIANTS, Magnitude
+from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_images
+from crmatch.augment.variants import HIGHEST_LEVEL, LEVEL_SCALE, VARIANTS, Magnitude
 
 _IDENTITY = OPERATION_NAMES.index("identity")
-_WARPS = torch.tensor([operation.family in ("warp", "slide") for operation in OPERATIONS.values()])
-_KEEP_ALPHA = torch.tensor([operation.family in ("", "warp", "slide", "enhance") for operation in OPERATIONS.values()])
+_GEOMETRIC = torch.tensor([operation.geometric for operation in OPERATIONS.values()])
+_DROPS_ALPHA = torch.tensor([operation.drops_alpha for operation in OPERATIONS.values()])
 
 
 class Draws(NamedTuple):
@@ -24,7 +24,7 @@ class Draws(NamedTuple):
     Attributes:
         operations: int64 (N, num_ops), positions in `OPERATION_NAMES`.
         values: float64 (N, num_ops), in the operations' units.
-        applied: bool (N, num_ops), which of them are carried out.
+        applied: bool (N, num_ops), which of the operations are applied.
         boxes: int64 (N, 4), the box of the final CutOut.
     """
 
@@ -35,13 +35,12 @@ class Draws(NamedTuple):
 
 
 class MagnitudeTable:
-    """The magnitudes of several operations as arrays, indexed by the operation's position."""
+    """The magnitudes of several operations as arrays, indexed by the operation's position in `names`."""
 
     def __init__(self, names: Sequence[str], magnitudes: Mapping[str, Magnitude]) -> None:
-        """Operations that `magnitudes` does not name get the value 0."""
+        """Operations that are missing in `magnitudes` get the value 0."""
         rows = [magnitudes.get(name, Magnitude(0, 0)) for name in names]
-        self._start = np.array([row.start for row in rows], dtype=np.float64)
-        self._span = np.array([row.span for row in rows], dtype=np.float64)
+        self._start, self._span = np.array([(row.start, row.span) for row in rows], dtype=np.float64).T
         self._truncate = np.array([row.rounding == "truncate" for row in rows])
         self._nearest = np.array([row.rounding == "nearest" for row in rows])
         self._in_pixels = np.array([row.unit != "value" for row in rows])
@@ -54,9 +53,9 @@ class MagnitudeTable:
         Args:
             choice: int64, any shape, positions of operations; on the CPU like `strengths`.
             strengths: float64 of that shape.
-            height: rows of the images, the unit of vertical pixels.
+            height: rows of the images, the side that vertical pixels refer to.
             width: columns of the images.
-            scale: what `strengths` counts as 1; the product with the span is divided by it, as the sources do.
+            scale: the strength that means 1. Strength * span is divided by it, in the order of the sources' arithmetic.
 
         Returns:
             float64 of that shape.
@@ -79,14 +78,12 @@ class RandAugment:
 
         Args:
             variant: a key of `VARIANTS`.
-            final_cutout: keeps or drops the square at the end.
-            geometry: keeps or drops the operations that move pixels.
+            final_cutout: whether a square is cut out at the end.
+            geometry: whether operations that move pixels are drawn.
         """
-        if variant not in VARIANTS:
-            raise ValueError(f"unknown RandAugment variant {variant!r}; known: {', '.join(VARIANTS)}")
         self.variant = VARIANTS[variant]
         self.final_cutout = final_cutout
-        names = [name for name in self.variant.operations if geometry or name not in GEOMETRIC]
+        names = [name for name in self.variant.operations if geometry or not OPERATIONS[name].geometric]
         self._magnitudes = MagnitudeTable(names, self.variant.magnitudes)
         self._pool = torch.tensor([OPERATION_NAMES.index(name) for name in names])
         self._signed = torch.tensor([OPERATIONS[name].signed for name in names])
@@ -110,9 +107,8 @@ class RandAugment:
         return Draws(self._pool[choice], values, applied, boxes)
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
-        """The strong views of `images`: uint8 (N, C, H, W) to the same, contiguous."""
+        """Make the strong views of `images`: uint8 (N, C, H, W) to the same, contiguous."""
         check_images(images)
-        check_draws(draws.operations, images)
         operations = torch.where(draws.applied, draws.operations, _IDENTITY).cpu()
         views = apply_sequence(images, operations, draws.values)
         if self.variant.gray_fill:
@@ -121,15 +117,14 @@ class RandAugment:
 
     @staticmethod
     def _fill_gray(views: Tensor, operations: Tensor, values: Tensor) -> Tensor:
-        """Gray where a warp uncovered the outside, unless a later operation made it opaque.
+        """Paint gray what a warp uncovered, unless a later operation made it opaque.
 
-        Google's code works on RGBA images: warps uncover transparent black, the enhancers (brightness, color, contrast,
-        sharpness) keep the alpha channel, autocontrast, equalize, posterize and solarize drop it, and what is still
-        transparent at the end becomes gray. So the alpha channel sees the warps after the last operation that drops it.
-        Its gray is 127.5, of which a byte keeps 127.
+        Google's code works on RGBA images: warps uncover transparent black, some operations drop the alpha channel, and
+        pixels that are still transparent at the end become gray. So the warps after the last operation that drops the alpha
+        channel are applied to an opaque alpha channel. The gray is 127.5, which becomes 127 as a byte.
         """
-        dropped_later = (~_KEEP_ALPHA[operations]).flip(1).cumsum(1).flip(1) > 0
-        seen = torch.where(_WARPS[operations] & ~dropped_later, operations, _IDENTITY)
+        dropped_later = _DROPS_ALPHA[operations].flip(1).cumsum(1).flip(1) > 0
+        seen = torch.where(_GEOMETRIC[operations] & ~dropped_later, operations, _IDENTITY)
         opaque = torch.full_like(views[:, :1], 255, memory_format=torch.contiguous_format)
         alpha = apply_sequence(opaque, seen, values)
         return (views & alpha).bitwise_or_(~alpha & GRAY[0])

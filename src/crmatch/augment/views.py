@@ -1,4 +1,4 @@
-"""Views: what a method asks for, and the batch it receives. Imports no torch, like every description of a run."""
+"""The views a method asks for, and the batch it receives. Imports no torch, like every description of a run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class View(NamedTuple):
 
     Attributes:
         name: the key in `Batch.views`, and the name of the random stream.
-        source: labeled images, unlabeled images, or an extra, independent draw of unlabeled images.
-        augmentation: none, weak (crop and mirror) or strong (weak, then the run's policy).
+        source: labeled images, unlabeled images, or a second, independent draw of unlabeled images (`extra`).
+        augmentation: none, weak (crop and mirror) or strong (weak, then the run's strong policy).
     """
 
     name: str
@@ -28,7 +28,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Everything a loss may see of one step's data.
+    """All data of one step that a loss may use.
 
     Attributes:
         labels: int64 (B,), classes of the labeled images.

@@ -1,8 +1,6 @@
-"""Color jitter with torchvision's definition: brightness, contrast, saturation and hue in a random order per image.
+"""Weak augmentation: a crop moved by a few pixels and, if the data allow it, a mirror image half of the time.
 
-Weak augmentation: a crop moved by a few pixels and, where the data allow it, a mirror image half of the time.
-
-Two methods add to it on mini-ImageNet: a small rotation, or jittered colors.
+On mini-ImageNet two methods add a small rotation or color jitter.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from crmatch.augment.kernels.geometry import crop_and_mirror
-from crmatch.augment.operations import OPERATION_NAMES, apply_operation, apply_sequence, check_draws, check_images
+from crmatch.augment.operations import OPERATION_NAMES, apply_operation, apply_sequence, check_images
 
 _POSITIONS = torch.tensor([OPERATION_NAMES.index(name) for name in ("brightness", "contrast", "color", "hue")])
 
@@ -31,14 +29,11 @@ class JitterDraws(NamedTuple):
 
 
 class ColorJitter:
-    """``ColorJitter(brightness, contrast, saturation, hue)``: factors in 1 - x..1 + x, hue shifts in -x..x."""
+    """torchvision's ``ColorJitter``: factors in 1 - x..1 + x and hue shifts in -x..x, in a random order per image."""
 
     def __init__(self, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4, hue: float = 0.1) -> None:
-        """Set the reach of the four draws: three from 0 to 1, `hue` from 0 to 0.5."""
-        reach = torch.tensor([brightness, contrast, saturation, hue], dtype=torch.float64)
-        if bool((reach < 0).any() or (reach > torch.tensor([1.0, 1.0, 1.0, 0.5])).any()):
-            raise ValueError(f"color jitter takes 0 to 1 three times and a hue of 0 to 0.5, got {reach.tolist()}")
-        self._reach = reach
+        """Set x of each operation: three from 0 to 1, `hue` from 0 to 0.5."""
+        self._reach = torch.tensor([brightness, contrast, saturation, hue], dtype=torch.float64)
 
     def draw(self, count: int, generator: torch.Generator) -> JitterDraws:
         """Draw the values and the order of `count` images."""
@@ -48,13 +43,12 @@ class ColorJitter:
         return JitterDraws(_POSITIONS[order], values.gather(1, order))
 
     def apply(self, images: Tensor, draws: JitterDraws) -> Tensor:
-        """Jittered uint8 (N, C, H, W)."""
+        """Jitter uint8 (N, C, H, W)."""
         check_images(images)
-        check_draws(draws.operations, images)
         return apply_sequence(images, draws.operations, draws.values)
 
 
-Draws = TypeVar("Draws", bound=tuple[Tensor, ...])
+_Draws = TypeVar("_Draws", bound=tuple[Tensor, ...])
 
 
 class WeakAugmentation(NamedTuple):
@@ -62,9 +56,9 @@ class WeakAugmentation(NamedTuple):
 
     Attributes:
         padding: how far the crop may move, in pixels.
-        mirror: whether the view may be mirrored.
+        mirror: whether half of the views are mirrored.
         padding_mode: what the crop shows beyond the image.
-        rotation: degrees by which the view may be turned either way; 0: never.
+        rotation: largest angle in degrees, in both directions; 0 means no rotation.
         jitter: whether colors are jittered.
     """
 
@@ -76,10 +70,10 @@ class WeakAugmentation(NamedTuple):
 
 
 def weak_views(images: Tensor, weak: WeakAugmentation, generator: torch.Generator, rows: slice = slice(None)) -> Tensor:
-    """Weak views of uint8 (N, C, H, W); of those `rows` alone, which get the views that they have among all.
+    """Make weak views of uint8 (N, C, H, W): crop, mirror, rotate, jitter.
 
-    A crop of the padded image with offsets uniform in 0..2 * padding, mirrored with p = 0.5, then turned by an angle uniform
-    in -rotation..rotation, then jittered, as far as `weak` says so.
+    The offsets of the crop are uniform in 0..2 * padding, the angle is uniform in -rotation..rotation. Draws are made for all N
+    images but only `rows` are rendered: a rank that renders a part of the batch gets the same pixels as a single process.
     """
     count = len(images)
     offsets = torch.randint(0, 2 * weak.padding + 1, (2, count), generator=generator)[:, rows]
@@ -94,6 +88,6 @@ def weak_views(images: Tensor, weak: WeakAugmentation, generator: torch.Generato
     return views
 
 
-def rows_of(draws: Draws, rows: slice) -> Draws:
-    """Some rows of draws, which are a named tuple of tensors with one row per image."""
+def rows_of(draws: _Draws, rows: slice) -> _Draws:
+    """Select rows of draws, a named tuple of tensors with one row per image."""
     return type(draws)(*(part[rows] for part in draws))

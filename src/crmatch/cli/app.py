@@ -1,4 +1,4 @@
-"""The command line: one function call per command; heavy imports happen inside the commands."""
+"""The command line: `crmatch COMMAND ...`. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from crmatch.cli.use import export, predict, review, suggest
 from crmatch.errors import CRMatchError, LostProcessError, StoppedError
 from crmatch.runs.signals import catch_signals
 
-# Without a default for each group's --help, Typer imports pydantic to find that None is no flag.
-NO_HELP = {"help": False}
 app = typer.Typer(
     help="Train image classifiers from a handful of labels and a pile of unlabeled images.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"default_map": {**NO_HELP, "show": NO_HELP, "data": NO_HELP, "figure": NO_HELP}},
 )
 
 
@@ -41,21 +38,19 @@ def _options_of_the_program(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None:
-    """Options before the command."""
+) -> None: ...
 
 
-# The help lists commands in this order.
-for command in (train, evaluate, predict, export, review, suggest):
+# The help lists the commands in this order.
+for command in (train, evaluate, predict, export, review, suggest, table):
     app.command()(command)
-app.command("table")(table)
 register(app)
 app.add_typer(show, name="show")
 app.add_typer(data, name="data")
 
 
 def main() -> None:
-    """Run a command; expected failures become two lines and their exit code."""
+    """Run a command; expected failures print two lines and exit with their code."""
     stop = catch_signals(quiet=not is_main_process())
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("crmatch").setLevel(logging.INFO if is_main_process() else logging.CRITICAL)
@@ -69,7 +64,7 @@ def main() -> None:
         raise SystemExit(130) from None
     except typer.TyperException as error:
         message = getattr(error, "format_message", error.__str__)()
-        if message:  # empty where the help was asked for by giving no arguments
+        if message:  # empty if the help was printed because there were no arguments
             typer.echo(f"crmatch: {message}\nSee crmatch --help.", err=True)
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:

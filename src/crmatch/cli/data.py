@@ -22,14 +22,14 @@ def list_data(data_dir: DataDirOption = None, json_: JsonOption = False) -> None
     rows = [
         {
             "data set": row.name,
-            "here": "yes" if row.path else "no",
+            "here": "yes" if row.here else "no",
             "size": "?" if row.size is None else f"{row.size / 1e6:,.0f} MB",
             "images": ", ".join(f"{name} {count:,}" for name, count in (row.counts or {}).items()),
             "origin": row.origin,
         }
         for row in inventory(workspace_at(data_dir).data_dir)
     ]
-    print_rows([{"data set": "digits", "here": "yes", "size": "-", "images": "", "origin": "scikit-learn"}, *rows], json_)
+    print_rows(rows, json_)
 
 
 @data.command("fetch")
@@ -65,12 +65,10 @@ def check_data(
 
     workspace = workspace_at(data_dir)
     if Path(name).is_dir():
-        from crmatch.data.folder.preflight import preflight
-        from crmatch.data.folder.scan import read_folder, scan_folder
+        from crmatch.data.folder.preflight import check_folder
 
-        index = scan_folder(Path(name), labels)
         with Bar("pictures", quiet=json_) as pictures:
-            report = preflight(index, read_folder(index, image_size, workspace.folder_cache, pictures))
+            report = check_folder(Path(name), image_size, workspace.data_dir, labels, pictures)
         typer.echo(json.dumps(report.to_json()) if json_ else "\n".join(report.lines()))
         return
     from crmatch.data.official.fetch import check

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and the spec they stand for."""
+"""Arguments and options that several commands share, and the spec that they ask for."""
 
 from __future__ import annotations
 
@@ -16,33 +16,30 @@ if TYPE_CHECKING:
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
 SettingArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SETTING|FOLDER", help="DATASET@LABELS_PER_CLASS, e.g. digits@4, cifar10@25; or a folder of pictures."
-    ),
+    str, typer.Argument(metavar="SETTING|FOLDER", help="DATASET@LABELS_PER_CLASS, e.g. cifar10@25; or a folder of pictures.")
 ]
 LabelsOption = Annotated[
-    Path | None,
-    typer.Option("--labels", help="CSV file with path,label, as crmatch review writes it; wins over a folder's own."),
+    Path | None, typer.Option("--labels", help="CSV file path,label, as crmatch review writes it; wins over a folder's own.")
 ]
 MethodOption = Annotated[str, typer.Option("--method", "-m", help="Method; crmatch show methods lists them.")]
 RecipeOption = Annotated[
-    str | None,
-    typer.Option("--recipe", help="paper, usb, original or quick (default: paper for the paper's data sets, else quick)."),
+    str | None, typer.Option("--recipe", help="paper, usb, original or quick (default: paper for its data sets, else quick).")
 ]
+OutOption = Annotated[Path, typer.Option("--out", help="Where runs are kept.")]
 DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where packed .npz sets lie (default: $CRMATCH_DATA or the cache).")
+    Path | None, typer.Option("--data-dir", help="Where packed .npz sets are kept (default: $CRMATCH_DATA or the cache).")
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one key, e.g. method.threshold=0.9; repeatable.")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="JSON file with keys to change; --set comes after it.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="JSON file with keys to change; --set wins over it.")]
 StepsOption = Annotated[int | None, typer.Option("--steps", help="Length of the run; short for --set plan.steps=N.")]
-PolicyOption = Annotated[str | None, typer.Option("--policy", help="Strong policy: randaugment or ctaugment.")]
+PolicyOption = Annotated[str | None, typer.Option("--policy", help="Strong augmentation: randaugment or ctaugment.")]
 ImageSizeOption = Annotated[int | None, typer.Option("--image-size", help="Side of the training images in pixels.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+CompileOption = Annotated[
+    bool, typer.Option("--compile", help="Compile the network: may be faster, equal only up to rounding.")
+]
 RecomputeOption = Annotated[
-    bool,
-    typer.Option(
-        "--recompute", help="Train in a fraction of the memory: keep little, compute it again; slower by about a third."
-    ),
+    bool, typer.Option("--recompute", help="Recompute activations in the backward pass: less memory, a third slower.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
@@ -82,7 +79,7 @@ def make_spec(
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Rows as a table, or as one JSON object."""
+    """Print rows as a table, or as one JSON object."""
     from crmatch.cli.display import print_table
 
     if as_json:

@@ -93,12 +93,12 @@ def show_data(
     """Draw a contact sheet: a few pictures of every class under its name."""
     workspace = options.workspace_at(data_dir)
     setting = workspace.setting(name if "@" in name or Path(name).is_dir() else f"{name}@1")
-    from crmatch.data.folder.scan import load_folder, scan_folder
+    from crmatch.data.folder.load import load_folder
     from crmatch.data.load import load_data
     from crmatch.report.pictures import draw_contact_sheet
 
     if setting.folder:
-        train = load_folder(scan_folder(setting.folder), setting.image_size, workspace.folder_cache).train
+        train = load_folder(setting.folder, setting.image_size, workspace.data_dir).train
     else:
         train = load_data(setting.data, workspace.data_dir).train
     draw_contact_sheet(train, f"{setting.data}: {len(train):,} training images, {train.classes} classes", out)

@@ -1,111 +1,101 @@
-"""Commands `crmatch train` and `crmatch evaluate`."""
+"""Commands `crmatch train` and `crmatch evaluate`.
+
+crmatch train digits@4                       # CR-Match with four labels per class, a minute on a CPU
+crmatch train my-photos/ --image-size 64     # your own pictures, with a supervised-only baseline
+crmatch evaluate runs/digits@4/crmatch/split1-seed0
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from crmatch.cli.options import (
-    ConfigOption,
-    DataDirOption,
-    ImageSizeOption,
-    JsonOption,
-    LabelsOption,
-    MethodOption,
-    PolicyOption,
-    RecipeOption,
-    RecomputeOption,
-    RunArgument,
-    SetOption,
-    SettingArgument,
-    StepsOption,
-    make_spec,
-    read_changes,
-)
+from crmatch.cli import options
 from crmatch.runs.signals import stop_request
 
 if TYPE_CHECKING:
-    from crmatch.runs.directory import RunDirectory
     from crmatch.runs.experiment import Progress
-    from crmatch.runs.record import RunRecord
+    from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import RunSpec
+    from crmatch.training.execution import Execution
 
 
 def train(
-    setting: SettingArgument,
-    method: MethodOption = "crmatch",
+    setting: options.SettingArgument,
+    method: options.MethodOption = "crmatch",
     split: Annotated[int | None, typer.Option("--split", help="Which of the fixed splits, 1 (default) to 5.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything but the split (default 0).")] = None,
-    recipe: RecipeOption = None,
-    steps: StepsOption = None,
-    policy: PolicyOption = None,
-    image_size: ImageSizeOption = None,
-    labels: LabelsOption = None,
+    recipe: options.RecipeOption = None,
+    steps: options.StepsOption = None,
+    policy: options.PolicyOption = None,
+    image_size: options.ImageSizeOption = None,
+    labels: options.LabelsOption = None,
     baseline: Annotated[
         bool | None,
         typer.Option("--baseline/--no-baseline", help="Also train supervised-only on the same labels (default: for folders)."),
     ] = None,
-    data_dir: DataDirOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path("runs"),
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    data_dir: options.DataDirOption = None,
+    out: options.OutOption = Path("runs"),
+    device: options.DeviceOption = "auto",
     precision: Annotated[str | None, typer.Option("--precision", help="fp32 (default), fp64, bf16 or fp16 (GPU).")] = None,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the network: takes a minute, may be faster, equal up to rounding only.")
-    ] = False,
-    recompute: RecomputeOption = False,
-    set_: SetOption = None,
-    config: ConfigOption = None,
+    compile: options.CompileOption = False,
+    recompute: options.RecomputeOption = False,
+    set_: options.SetOption = None,
+    config: options.ConfigOption = None,
     resume: Annotated[
-        Literal["auto", "never"], typer.Option("--resume", help="auto continues an unfinished run; never refuses to.")
+        Literal["auto", "never"], typer.Option("--resume", help="auto resumes an unfinished run; never refuses to.")
     ] = "auto",
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write the curves for TensorBoard, into RUN/tensorboard/.")
-    ] = False,
-    json_: JsonOption = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write curves into RUN/tensorboard/.")] = False,
+    json_: options.JsonOption = False,
 ) -> None:
-    """Train a method on a setting or on your own pictures; the same command again continues, or returns the finished record."""
-    from crmatch.cli.display import print_records
+    """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
+    from crmatch.runs.workspace import Workspace
+    from crmatch.training.execution import Execution
 
-    options = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size}
-    changes = read_changes(config, set_, {**options, "precision": precision, "split": split, "seed": seed})
-    specs = [make_spec(setting, method, recipe, data_dir, changes, labels)]
+    named = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size, "precision": precision}
+    changes = options.read_changes(config, set_, {**named, "split": split, "seed": seed})
+    specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels)]
     if baseline is None:
         baseline = specs[0].data.folder is not None
     if baseline and method != "supervised":
         shared = {key: value for key, value in changes.items() if key != "method" and not key.startswith("method.")}
-        specs.append(make_spec(setting, "supervised", recipe, data_dir, shared, labels))
+        specs.append(options.make_spec(setting, "supervised", recipe, data_dir, shared, labels))
+    workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
     if is_main_process():
-        _look_at_pictures(specs, data_dir, recompute, quiet=json_)
+        _check_pictures(specs, workspace, execution, quiet=json_)
+    from crmatch.cli.display import Display, print_records
     from crmatch.distributed.process_group import join
     from crmatch.runs.run import run
 
-    stop, processes = stop_request(), join()
-    records = []
+    records, stop, processes = [], stop_request(), join()
     for spec in specs:
-        events = _directory(spec, out, data_dir) if tensorboard and is_main_process() else None
-        with _watch(spec, events, quiet=json_ or not is_main_process()) as progress:
-            machine: dict[str, Any] = {"device": device, "compile": compile, "recompute": recompute, "processes": processes}
-            records.append(run(spec, out, data_dir=data_dir, resume=resume, progress=progress, stop=stop, **machine))
+        with ExitStack() as stack:
+            progress: Progress = stack.enter_context(Display(spec, quiet=json_ or not is_main_process()))
+            if tensorboard and is_main_process():
+                from crmatch.cli.tensorboard import EventFile
+
+                progress = stack.enter_context(EventFile(workspace.run_directory(spec), beside=progress))
+            record = run(spec, workspace, execution, resume=resume, progress=progress, stop=stop, processes=processes)
+        records.append(record)
     if not is_main_process():
         return
+    paths = [workspace.run_directory(spec).path for spec in specs]
     if json_:
-        values = [_summary(record, out, data_dir) for record in records]
+        values = [
+            {"run": str(path), "error": record.error, **record.model_dump(mode="json")}
+            for record, path in zip(records, paths, strict=True)
+        ]
         typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None}))
     else:
-        print_records(records, [_directory(record.spec, out, data_dir).path for record in records])
+        print_records(records, paths)
 
 
-def evaluate(
-    run: RunArgument,
-    data_dir: DataDirOption = None,
-    json_: JsonOption = False,
-) -> None:
+def evaluate(run: options.RunArgument, data_dir: options.DataDirOption = None, json_: options.JsonOption = False) -> None:
     """Evaluate a finished run's model on its test set again."""
     from crmatch.analysis.finished_run import open_run
     from crmatch.cli.display import print_evaluation
@@ -126,53 +116,23 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _look_at_pictures(specs: list[RunSpec], data_dir: Path | None, recompute: bool, quiet: bool) -> None:
-    """Decode a folder's pictures with a progress bar and say what was found, before anything heavy is imported."""
+def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execution, quiet: bool) -> None:
+    """Decode a folder's pictures with a progress bar and print what was found, before anything heavy is imported."""
     spec = specs[0]
     if spec.data.folder is None:
         return
     from crmatch.cli.display import Bar
-    from crmatch.data.folder.preflight import preflight
-    from crmatch.data.folder.scan import read_folder, scan_folder
-    from crmatch.data.settings import default_data_dir
+    from crmatch.data.folder.preflight import check_folder
     from crmatch.methods import METHODS
     from crmatch.runs.cost import describe_cost, estimate
-    from crmatch.spec.recipes import setting_of
 
-    labels_file = Path(spec.data.labels_file) if spec.data.labels_file else None
-    index = scan_folder(Path(spec.data.folder), labels_file)
+    setting = workspace.setting_of(spec)
     with Bar("pictures", quiet) as progress:
-        decoded = read_folder(index, spec.data.image_size, (data_dir or default_data_dir()) / "folders", progress)
-    if not quiet:
-        typer.echo("\n".join(preflight(index, decoded).lines()), err=True)
-        if spec.augmentation.mirror:
-            typer.echo("mirror images count as the same class; not so with text? --set augmentation.mirror=false", err=True)
-        for one in specs:
-            cost = describe_cost(estimate(one, setting_of(one, data_dir), recompute))
-            typer.echo(f"{METHODS[one.method.name].title}: {cost}", err=True)
-
-
-@contextmanager
-def _watch(spec: RunSpec, events: RunDirectory | None, quiet: bool) -> Iterator[Progress]:
-    """Who watches a run: the terminal, and TensorBoard's files where they are wanted."""
-    from crmatch.cli.display import Display
-
-    with Display(spec, quiet) as display:
-        if events is None:
-            yield display
-            return
-        from crmatch.cli.tensorboard import EventFile
-
-        with EventFile(events, beside=display) as both:
-            yield both
-
-
-def _directory(spec: RunSpec, out: Path, data_dir: Path | None) -> RunDirectory:
-    from crmatch.runs.directory import run_directory
-    from crmatch.spec.recipes import setting_of
-
-    return run_directory(out, spec, setting_of(spec, data_dir))
-
-
-def _summary(record: RunRecord, out: Path, data_dir: Path | None) -> dict[str, Any]:
-    return {"run": str(_directory(record.spec, out, data_dir).path), "error": record.error, **record.model_dump(mode="json")}
+        report = check_folder(Path(spec.data.folder), spec.data.image_size, workspace.data_dir, setting.labels_file, progress)
+    if quiet:
+        return
+    lines = report.lines()
+    if spec.augmentation.mirror:
+        lines.append("Training mirrors pictures; for text or left/right classes add --set augmentation.mirror=false")
+    lines += [f"{METHODS[one.method.name].title}: {describe_cost(estimate(one, setting, execution))}" for one in specs]
+    typer.echo("\n".join(lines), err=True)

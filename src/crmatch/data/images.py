@@ -1,7 +1,4 @@
-"""The one way in which pictures become square. Imports no torch.
-
-Image sets: one uint8 tensor, labels and class names, checked once at the door.
-"""
+"""Image sets in memory: one uint8 tensor with labels and class names, checked when it is made."""
 
 from __future__ import annotations
 
@@ -14,40 +11,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from crmatch.errors import DataError, RequestError
-
-
-def covering_size(width: int, height: int, size: int) -> tuple[int, int]:
-    """(width, height) of a picture whose shorter side is brought to `size`."""
-    scale = size / min(width, height)
-    return max(size, round(width * scale)), max(size, round(height * scale))
-
-
-def square(picture: Image.Image, size: int) -> Image.Image:
-    """Shorter side resampled to `size` (Lanczos), then center-cropped; the picture itself where nothing changes."""
-    if picture.size == (size, size):
-        return picture
-    width, height = covering_size(*picture.size, size)
-    left, top = (width - size) // 2, (height - size) // 2
-    return picture.resize((width, height), Image.Resampling.LANCZOS).crop((left, top, left + size, top + size))
-
+from crmatch.data.square import SMALLEST_SIDE, check_size, square
+from crmatch.errors import DataError
 
 UNLABELED = -1
-SMALLEST_SIDE = 8
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with what is known about them.
+    """Images with their labels."""
 
-    Attributes:
-        images: uint8 (N, C, H, W) with C of 1 or 3; any strides, so that arrays stored as (N, H, W, C) need no copy.
-        labels: int64 (N,), `UNLABELED` where unknown.
-        class_names: one name per class.
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # uint8 (N, C, H, W) with C of 1 or 3 and any strides: arrays stored as (N, H, W, C) are not copied
+    labels: Tensor  # int64 (N,), UNLABELED if unknown
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -56,11 +31,11 @@ class ImageSet:
             raise DataError(
                 f"labels must be int64 of shape ({len(self.images)},), found {self.labels.dtype} {tuple(self.labels.shape)}."
             )
-        if len(self.labels) and not UNLABELED <= int(self.labels.min()) <= int(self.labels.max()) < self.classes:
-            low, high = int(self.labels.min()), int(self.labels.max())
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if not UNLABELED <= low <= high < self.classes:
             raise DataError(
-                f"labels run from {low} to {high}, but there are {self.classes} classes.\n"
-                f"Labels must lie in 0..{self.classes - 1}, or be {UNLABELED} where unknown."
+                f"labels range from {low} to {high}, but there are {self.classes} classes.\n"
+                f"Use labels from 0 to {self.classes - 1}, and {UNLABELED} for unlabeled images."
             )
 
     def __len__(self) -> int:
@@ -73,7 +48,7 @@ class ImageSet:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that change when labels, shape or any of 256 evenly spaced images change."""
+        """16 hex digits that change if the labels, the shape or any of 256 evenly spaced images change."""
         digest = hashlib.blake2b(digest_size=8)
         digest.update(str(tuple(self.images.shape)).encode())
         digest.update(self.labels.numpy().tobytes())
@@ -83,17 +58,11 @@ class ImageSet:
 
 
 class DataSet(NamedTuple):
-    """A training set and, where there are such, a test set and published labeled sets.
-
-    Attributes:
-        train: all training images, labels known or not.
-        test: None where there is none.
-        folds: int64 (F, L), rows of the training set that are labeled in each published fold (STL-10).
-    """
+    """A training set, labeled or not, with an optional test set."""
 
     train: ImageSet
     test: ImageSet | None
-    folds: Tensor | None = None
+    folds: Tensor | None = None  # int64 (F, L): the labeled rows of `train` in each published fold (STL-10 only)
 
 
 def check_images(images: Tensor) -> None:
@@ -104,24 +73,14 @@ def check_images(images: Tensor) -> None:
     if count == 0 or channels not in (1, 3) or min(height, width) < SMALLEST_SIDE:
         raise DataError(
             f"images of shape {tuple(images.shape)} cannot be used.\n"
-            f"At least one image, 1 or 3 channels and sides of {SMALLEST_SIDE} pixels or more are needed."
+            f"At least one image, 1 or 3 channels and sides of at least {SMALLEST_SIDE} pixels are needed."
         )
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """Square images of `size` pixels: shorter side resampled to `size` (Pillow, Lanczos), then center-cropped.
-
-    Args:
-        images: uint8 (N, C, H, W).
-        size: side of the result.
-
-    Returns:
-        uint8 (N, C, size, size); the images themselves where nothing changes.
-    """
-    if size < SMALLEST_SIDE:
-        raise RequestError(f"image size {size} is too small.\nUse {SMALLEST_SIDE} pixels or more.")
-    height, width = images.shape[2:]
-    if height == width == size:
+    """Make images square with `square`: uint8 (N, C, H, W) -> (N, C, size, size). Returns them as they are if they fit."""
+    check_size(size)
+    if images.shape[2:] == (size, size):
         return images
     result = np.empty((len(images), size, size, images.shape[1]), np.uint8)
     for row, image in enumerate(images.permute(0, 2, 3, 1).numpy()):

@@ -1,101 +1,80 @@
-"""scikit-learn's digits: 1,797 real handwritten digits, 8x8 gray, brought to 16x16.
-
-Labels that people add to those of a setting: labels.csv whose paths are the numbers of training images.
-
-Data sets by name: the one door through which images enter a run.
-"""
+"""Data sets by name: the entry point through which the images of a run are loaded."""
 
 from __future__ import annotations
 
-import importlib.util
-import zlib
+import logging
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from crmatch.data.folder.scan import join_names, label_lines
 from crmatch.data.images import UNLABELED, DataSet, ImageSet, resize
-from crmatch.data.packed import Arrays, packed_path, read_packed
+from crmatch.data.official.catalog import CATALOG
+from crmatch.data.official.fetch import READERS, fetch, missing_set_error
+from crmatch.data.packed import Arrays, Rows, packed_path, read_packed
 from crmatch.data.settings import default_data_dir
 from crmatch.data.splits import Split
 from crmatch.errors import DataError
-from crmatch.randomness import generator
 
-SIDE = 16
-TEST_IMAGES = 500
+logger = logging.getLogger(__name__)
 
 
-def read_digits() -> DataSet:
-    """The digits with gray levels 0..16 spread over 0..255, and 500 test images chosen by a fixed seed."""
-    table = _read_table()
-    pixels = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    images = resize(torch.from_numpy(pixels)[:, None], SIDE)
-    labels = torch.from_numpy(table[:, -1].astype(np.int64))
-    names = tuple(str(digit) for digit in range(10))
-    order = torch.randperm(len(images), generator=generator(0, "digits/test"))
-    test, train = order[:TEST_IMAGES].sort().values, order[TEST_IMAGES:].sort().values
-    return DataSet(ImageSet(images[train], labels[train], names), ImageSet(images[test], labels[test], names))
-
-
-def _read_table() -> NDArray[np.float64]:
-    """The file that `sklearn.datasets.load_digits` reads; importing scikit-learn for it takes a second of every start."""
-    found = importlib.util.find_spec("sklearn")
-    assert found is not None
-    assert found.origin is not None
-    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    try:
-        return np.loadtxt(path, delimiter=",")
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}.\nInstall scikit-learn again.") from error
+def load_data(name: str, data_dir: Path | None = None, image_size: int | None = None) -> DataSet:
+    """Load the data set `name`, resized to `image_size` pixels if it is given."""
+    path = packed_path(name, data_dir or default_data_dir())
+    data = _from_arrays(path, _read(name, path))
+    if image_size is not None:
+        train, test = _resized(data.train, image_size), data.test and _resized(data.test, image_size)
+        data = data._replace(train=train, test=test)
+    return data
 
 
 def add_labels(data: DataSet, split: Split, file: Path) -> tuple[DataSet, Split]:
-    """The data with the labels of `file` (`path,label`; a path is the number of a training image), and its split.
+    """Add the labels of a CSV file (`path,label`; a path is the number of a training image) to the data and its split.
 
-    What the file says wins over the label that the data has; images it names count as labeled from now on.
+    The file's labels override those of the data, and the images it lists become labeled ones.
     """
     train = data.train
     number = {name: label for label, name in enumerate(train.class_names)}
-    labels, added = train.labels.clone(), []
+    labels, is_labeled = train.labels.clone(), torch.zeros(len(train), dtype=torch.bool)
+    is_labeled[split.labeled] = True
     for path, label in label_lines(file):
         if not label:
             continue
         if not (path.isascii() and path.isdigit() and int(path) < len(train)):
             raise DataError(
-                f"{file} names {path!r}, which is no training image.\n"
+                f"{file} lists {path!r}, which is not a training image.\n"
                 f"For a data set, path is the number of a training image, 0..{len(train) - 1}."
             )
         if label not in number:
             raise DataError(f"{file} labels {path} as {label!r}.\nThe classes are: {join_names(number, 20)}")
         labels[int(path)] = number[label]
-        added.append(int(path))
-    is_labeled = torch.zeros(len(train), dtype=torch.bool)
-    is_labeled[split.labeled] = True
-    is_labeled[added] = True
-    rows = is_labeled.nonzero().squeeze(1)
-    was_shared = bool(torch.isin(split.labeled, split.unlabeled).any())
-    rest = split.unlabeled if was_shared else split.unlabeled[~is_labeled[split.unlabeled]]
-    more = ImageSet(train.images, labels, train.class_names)
-    return data._replace(train=more), Split(rows[labels[rows].argsort(stable=True)], rest)
-
-
-def load_data(name: str, data_dir: Path | None = None, image_size: int | None = None) -> DataSet:
-    """The data set `name`, its images brought to `image_size` pixels where one is given."""
-    if name == "digits":
-        data = read_digits()
-    else:
-        path = packed_path(name, data_dir or default_data_dir())
-        data = _from_arrays(path, read_packed(path))
-    if image_size is None:
-        return data
-    test = _resized(data.test, image_size) if data.test else None
-    return data._replace(train=_resized(data.train, image_size), test=test)
+        is_labeled[int(path)] = True
+    labeled = is_labeled.nonzero().squeeze(1)
+    unlabeled = split.unlabeled
+    if not torch.isin(split.labeled, split.unlabeled).any():  # labeled images are not used as unlabeled ones
+        unlabeled = unlabeled[~is_labeled[unlabeled]]
+    train = ImageSet(train.images, labels, train.class_names)
+    return data._replace(train=train), Split(labeled[labels[labeled].argsort(stable=True)], unlabeled)
 
 
 def _resized(part: ImageSet, size: int) -> ImageSet:
     return ImageSet(resize(part.images, size), part.labels, part.class_names)
+
+
+def _read(name: str, path: Path) -> Arrays:
+    """Read a packed set. One that comes with a package is packed first, or used without a copy if it cannot be written."""
+    entry = CATALOG.get(name)
+    if not path.is_file():
+        if entry is None or not entry.bundled:
+            raise missing_set_error(name, path.parent)
+        try:
+            fetch(name, path.parent)
+        except DataError as error:
+            logger.info("%s is not copied to the data directory: %s", name, error)
+            return {key: array for key, array in READERS[entry.reader]([], entry).items() if not isinstance(array, Rows)}
+    return read_packed(path)
 
 
 def _from_arrays(path: Path, arrays: Arrays) -> DataSet:

@@ -1,21 +1,18 @@
-"""The packed format: one `<name>.npz` per data set, every array checked while it is read. Imports no torch.
+"""The packed format: one `<name>.npz` per data set. Every array is checked when it is read. Imports no torch.
 
 Keys: `train_images` uint8 (N, H, W, C), `train_labels`, `test_images`, `test_labels`; optional `unlabeled_images`,
-`folds`, `class_names`. Written uncompressed, so that large members are mapped where they lie and a set opens at once.
+`folds`, `class_names`. Files are written without compression, so that large arrays are memory-mapped and a set opens at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import lzma
 import math
 import os
 import shutil
 import struct
-import tokenize
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -25,52 +22,38 @@ from crmatch.errors import DataError
 
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
 MAPPED_FROM = 1 << 26
-"""Bytes from which an uncompressed member is mapped; smaller ones are read, which verifies their CRC."""
+"""Uncompressed arrays of at least this many bytes are memory-mapped; smaller ones are read, which verifies their CRC."""
 CHUNK = 1 << 22
-SPARE = 1 << 26
-"""Bytes of a disk that are left free."""
+RESERVED = 1 << 26
+"""Bytes of disk space to leave free."""
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
-_BROKEN = (
-    OSError, ValueError, EOFError, KeyError, RuntimeError, MemoryError, OverflowError, SyntaxError, TypeError,
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError,
-)  # fmt: skip
 
 
 class Progress(Protocol):
-    """What shows how far a transfer or conversion is."""
+    """Shows how far a transfer or conversion of `total` bytes is, `already` of which were done before."""
 
-    def start(self, total: int | None, already: int, label: str) -> None:
-        """A piece of work of `total` bytes begins, `already` of them done before."""
-
-    def advance(self, count: int) -> None:
-        """`count` more bytes are done."""
-
-    def stop(self) -> None:
-        """The piece of work ended, in whatever way."""
+    def start(self, total: int | None, already: int, label: str) -> None: ...  # noqa: D102
+    def advance(self, count: int) -> None: ...  # noqa: D102
 
 
 class Rows(NamedTuple):
-    """A uint8 array whose rows are made while they are written, for sets larger than memory."""
+    """A uint8 array whose rows are produced while they are written, for sets larger than memory."""
 
     shape: tuple[int, ...]
     chunks: Iterable[Array]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Rows are pixels."""
-        return np.dtype(np.uint8)
+    dtype: np.dtype[Any] = np.dtype(np.uint8)
 
 
 def packed_path(name: str, data_dir: Path) -> Path:
-    """Where the packed set `name` lies."""
+    """Path of the packed set `name`."""
     return data_dir / f"{name}.npz"
 
 
 def read_packed(path: Path) -> Arrays:
-    """The arrays of a packed set, types and shapes checked; `class_names` are added where the file has none.
+    """Read a packed set and check types and shapes; adds `class_names` (the numbers) if the file has none.
 
-    Large uncompressed members are mapped copy-on-write: their pages are read when they are looked at.
+    Large uncompressed arrays are mapped copy-on-write: their pages are read when they are first used.
 
     Raises:
         DataError: the file is missing, damaged or not a packed set.
@@ -78,13 +61,12 @@ def read_packed(path: Path) -> Arrays:
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             members = {info.filename[:-4]: info for info in archive.infolist() if info.filename.endswith(".npy")}
-            missing = [key for key in REQUIRED if key not in members]
-            if missing:
+            if missing := [key for key in REQUIRED if key not in members]:
                 raise DataError(f"{path} has no {', '.join(missing)}.\nA packed set needs {', '.join(REQUIRED)}.")
             arrays: Arrays = {key: _read_member(file, archive, info) for key, info in members.items()}
     except DataError:
         raise
-    except _BROKEN as error:
+    except Exception as error:  # zipfile and numpy raise a dozen kinds of exceptions on damaged files
         raise _unreadable(path, error) from error
     for key, array in arrays.items():
         if key.endswith("_images") and (array.dtype != np.uint8 or array.ndim != 4):
@@ -97,78 +79,35 @@ def read_packed(path: Path) -> Arrays:
 
 
 def packed_image_shape(path: Path) -> tuple[int, int, int]:
-    """(height, width, channels) of a packed set, read from a header of a few bytes."""
+    """(height, width, channels) of a packed set, read from the array's header."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open("train_images.npy") as member:
-            shape = _header(member)[0]
-    except _BROKEN as error:
+            shape = _read_header(member)[0]
+        if len(shape) != 4:
+            raise ValueError(f"train_images has shape {shape}, not (N, H, W, C)")
+    except Exception as error:
         raise _unreadable(path, error) from error
-    if len(shape) != 4:
-        raise DataError(f"train_images of {path} has shape {shape}.\nA packed set stores images as (N, H, W, C).")
-    return int(shape[1]), int(shape[2]), int(shape[3])
+    return shape[1], shape[2], shape[3]
 
 
 def write_packed(path: Path, arrays: Mapping[str, Array | Rows], progress: Progress | None = None) -> None:
-    """Write a packed set, whole or not at all; the same arrays give the same bytes.
+    """Write a packed set atomically; the same arrays give the same bytes.
 
-    Arrays of any strides are written row by row, so nothing is held twice.
+    Arrays of any strides are written in chunks of rows, so none of them is copied as a whole.
 
     Raises:
-        DataError: the disk is full or not writable; whatever was at `path` is still there.
+        DataError: the disk is full or not writable; a file that was at `path` before is unchanged.
     """
     total = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays.values())
-    with _replacing(path, total) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        if progress:
-            progress.start(total, 0, f"writing {path.name}")
-        try:
-            for key, array in arrays.items():
-                with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as member:
-                    description = np.lib.format.dtype_to_descr(array.dtype)
-                    layout = {"descr": description, "fortran_order": False, "shape": array.shape}
-                    np.lib.format.write_array_header_1_0(member, layout)
-                    rows = 0
-                    for chunk in array.chunks if isinstance(array, Rows) else chunks(array):
-                        assert chunk.dtype == array.dtype
-                        assert chunk.shape[1:] == array.shape[1:]
-                        rows += len(chunk)
-                        member.write(np.ascontiguousarray(chunk).data)
-                        if progress:
-                            progress.advance(chunk.nbytes)
-                    assert rows == array.shape[0], f"{key} has {rows} rows, not {array.shape[0]}"
-        finally:
-            if progress:
-                progress.stop()
-
-
-def require_space(directory: Path, needed: int) -> None:
-    """Raise a `DataError` unless the disk of `directory` has `needed` bytes and some more."""
-    free = shutil.disk_usage(directory).free
-    if free < needed + SPARE:
-        raise DataError(
-            f"{directory} has {free / 1e9:.2f} GB free, {(needed + SPARE) / 1e9:.2f} GB are needed.\n"
-            "Free some space, or choose another --data-dir."
-        )
-
-
-def cannot_write(path: Path, error: OSError) -> DataError:
-    """The error for a file that cannot be written."""
-    reason = error.strerror or type(error).__name__
-    return DataError(f"cannot write {path}: {reason}.\nFree some space, or choose a --data-dir you may write to.")
-
-
-def temporary_files(path: Path) -> Iterator[Path]:
-    """Unfinished files that a killed process left beside `path`."""
-    return path.parent.glob(f".{path.name}.*.tmp")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        require_space(path.parent, size)
+        require_space(path.parent, total)
         with open(temporary, "wb") as file:
-            yield file
+            with zipfile.ZipFile(file, "w") as archive, reporting(progress, total, 0, f"writing {path.name}") as advance:
+                for key, array in arrays.items():
+                    with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as member:
+                        _write_array(member, array, advance)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -179,40 +118,74 @@ def _replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
 
 
-def chunks(array: Array) -> Iterator[Array]:
-    """The rows of an array in pieces of a few megabytes."""
-    rows = max(1, CHUNK * len(array) // max(1, array.nbytes))
-    return (array[start : start + rows] for start in range(0, len(array), rows))
+def require_space(directory: Path, needed: int) -> None:
+    """Raise a `DataError` unless the disk of `directory` has `needed` bytes free, and `RESERVED` more."""
+    free = shutil.disk_usage(directory).free
+    if free < needed + RESERVED:
+        raise DataError(
+            f"{directory} has {free / 1e9:.2f} GB free, but {(needed + RESERVED) / 1e9:.2f} GB are needed.\n"
+            "Free some space, or choose another --data-dir."
+        )
+
+
+def cannot_write(path: Path, error: OSError) -> DataError:
+    """The error for a file that cannot be written."""
+    reason = error.strerror or type(error).__name__
+    return DataError(f"cannot write {path}: {reason}.\nFree some space, or choose a --data-dir you may write to.")
+
+
+@contextlib.contextmanager
+def reporting(progress: Progress | None, total: int, already: int, label: str) -> Iterator[Callable[[int], None]]:
+    """Report work on `total` bytes to `progress`, if there is one; yields the function to call with each number of bytes."""
+    if progress is None:
+        yield lambda count: None
+        return
+    progress.start(total, already, label)
+    yield progress.advance
+
+
+def _write_array(member: IO[bytes], array: Array | Rows, advance: Callable[[int], None]) -> None:
+    description = np.lib.format.dtype_to_descr(array.dtype)
+    np.lib.format.write_array_header_1_0(member, {"descr": description, "fortran_order": False, "shape": array.shape})
+    if isinstance(array, Rows):
+        chunks = array.chunks
+    else:
+        rows = max(1, CHUNK * len(array) // max(1, array.nbytes))
+        chunks = (array[start : start + rows] for start in range(0, len(array), rows))
+    written = 0
+    for chunk in chunks:
+        written += len(chunk)
+        member.write(np.ascontiguousarray(chunk).data)
+        advance(chunk.nbytes)
+    assert written == array.shape[0], f"{written} rows instead of {array.shape[0]}"
 
 
 def _read_member(file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     with archive.open(info) as member:
-        shape, fortran_order, dtype = _header(member)
+        shape, fortran_order, dtype = _read_header(member)
         header = member.tell()
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or header + size != info.file_size:
-        raise ValueError(f"{info.filename} does not hold what its header says")
+        raise ValueError(f"{info.filename} does not contain what its header says")
     if info.compress_type != zipfile.ZIP_STORED or dtype.itemsize != 1 or size < MAPPED_FROM:
         with archive.open(info) as member:
             return np.lib.format.read_array(member, allow_pickle=False)
+    # An array's bytes follow the zip entry's local header: 30 bytes, the name and extra fields.
     file.seek(info.header_offset)
     name, extra = struct.unpack("<26x2H", file.read(30))
     start = info.header_offset + 30 + name + extra
     if info.compress_size != info.file_size or start + info.file_size > os.fstat(file.fileno()).st_size:
-        raise ValueError(f"{info.filename} is cut off")
+        raise ValueError(f"{info.filename} is truncated")
     order: Any = "F" if fortran_order else "C"
     return np.asarray(np.memmap(file, dtype, "c", start + header, shape, order))
 
 
-def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     return read(member)
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    if isinstance(error, FileNotFoundError):
-        found = sorted(file.stem for file in path.parent.glob("*.npz")) or ["no packed set"]
-        return DataError(f"there is no {path.name} in {path.parent}.\nFound there: {', '.join(found)}")
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return DataError(f"{path} cannot be read as a packed set: {reason}\nReplace the file: it is damaged or no .npz.")
+    return DataError(f"{path} cannot be read as a packed set: {reason}\nReplace the file: it is damaged or not an .npz file.")

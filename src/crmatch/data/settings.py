@@ -1,6 +1,6 @@
-"""Settings: the paper's own notation "cifar10@4", or a folder of pictures, and what each stands for.
+"""Settings: a data set with a number of labels per class ("cifar10@4", as in the paper), or a folder of pictures.
 
-Imports no torch: a wrong name is answered at once.
+Imports no torch, so that a wrong name is reported at once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ SPLITS = 5
 
 
 class Benchmark(NamedTuple):
-    """What the paper and its code family fix for one data set (spec sections 1 and 2)."""
+    """The defaults of one data set, as in the paper and its reference implementations."""
 
     image_size: int
-    mirror: bool
+    mirror: bool  # whether mirror images belong to the same class
     network: str
     weight_decay: float = 5e-4
-    crmatch_epochs: int = 512
-    """Length of CR-Match's runs in epochs of 1,024 steps; every other method runs 1,024 epochs."""
-    labels_per_class: tuple[int, ...] = ()
-    """The numbers of labels the paper's tables have."""
+    crmatch_epochs: int = 512  # epochs of 1,024 steps; every other method runs 1,024 epochs
+    labels_per_class: tuple[int, ...] = ()  # in the paper's tables
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
+    channels: int = 3
+    usb_mirror: bool = True  # in the `usb` recipe; USB also mirrors SVHN
+    quick_steps: int = 3000  # length of the `quick` recipe
+    quick_ema_decay: float = 0.998
 
 
 BENCHMARKS = {
@@ -37,7 +39,12 @@ BENCHMARKS = {
     "stl10": Benchmark(96, True, "wrn-37-2", crmatch_epochs=300, labels_per_class=(100,), split_rule="folds"),
     "mini_imagenet": Benchmark(84, True, "resnet-18", crmatch_epochs=300, labels_per_class=(40, 100)),
 }
-DIGITS = Benchmark(16, False, "wrn-28-2", labels_per_class=(4,))
+"""The paper's five data sets."""
+DIGITS = Benchmark(
+    16, False, "wrn-28-2", labels_per_class=(4,), channels=1, usb_mirror=False, quick_steps=1000, quick_ema_decay=0.99
+)
+NAMED_SETS = {"digits": DIGITS, **BENCHMARKS}
+"""Data sets whose defaults are known without reading their files."""
 GENERIC = Benchmark(32, True, "wrn-28-2")
 ALIASES = {"miniimagenet": "mini_imagenet", "mini-imagenet": "mini_imagenet"}
 
@@ -47,23 +54,20 @@ class Setting(NamedTuple):
 
     data: str
     labels_per_class: int
-    image_size: int
-    """Side of the images as stored; where they are not square, the shorter one."""
+    image_size: int  # of the stored images; the shorter side if they are not square
     channels: int
     defaults: Benchmark
-    folder: Path | None = None
-    """Own pictures, where the labels are those of the folder."""
-    labels_file: Path | None = None
-    """A labels.csv that comes before the folder's own, or that adds labels to the setting's."""
+    folder: Path | None = None  # of pictures, which brings its own labels
+    labels_file: Path | None = None  # overrides the folder's own labels.csv, or adds labels to those of the setting
 
     @property
     def name(self) -> str:
-        """The setting's canonical spelling: a folder goes by its name."""
+        """The canonical spelling; for a folder, its name."""
         return self.data if self.folder else f"{self.data}@{self.labels_per_class}"
 
     @property
     def stem(self) -> str | None:
-        """The benchmark whose images these are, in full or in part; None for any other set."""
+        """The benchmark that these images, or a subset of them, come from; None for any other set."""
         return next((name for name in BENCHMARKS if self.data == name or self.data.startswith(f"{name}_")), None)
 
     @property
@@ -73,7 +77,7 @@ class Setting(NamedTuple):
 
 
 def default_data_dir() -> Path:
-    """`CRMATCH_DATA`, else `crmatch` in the XDG cache."""
+    """`CRMATCH_DATA` if it is set, else `crmatch` in the XDG cache."""
     if chosen := os.environ.get("CRMATCH_DATA"):
         return Path(chosen)
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -81,10 +85,10 @@ def default_data_dir() -> Path:
 
 
 def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | None = None) -> Setting:
-    """The setting written as `NAME@LABELS`, or a folder of pictures by its path.
+    """The setting written as `NAME@LABELS`, or a folder of pictures given by its path.
 
-    A packed set of another name than the benchmarks' takes mirroring and decay from the benchmark its name begins with
-    (`svhn_small` from `svhn`), the image size from its file, and WRN-28-2 up to 48 pixels whatever the stem says.
+    A packed set with another name takes mirroring and weight decay from the benchmark that its name begins with
+    (`svhn_small` from `svhn`), the image size from its file, and WRN-28-2 as its network up to 48 pixels.
     """
     is_name = re.fullmatch(r"[^/\s]+@\d{1,9}", text) is not None
     if text and not is_name and len(text) < 4096 and (os.sep in text or os.path.isdir(text)):
@@ -96,19 +100,16 @@ def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | N
             f"{text[:80]!r} is not a setting.\n"
             "Write DATASET@LABELS_PER_CLASS, for example digits@4 or cifar10@25, or the path of a folder of pictures."
         )
-    if data == "digits":
-        setting = Setting(data, int(labels), DIGITS.image_size, 1, DIGITS)
-    elif data in BENCHMARKS:
-        setting = Setting(data, int(labels), BENCHMARKS[data].image_size, 3, BENCHMARKS[data])
+    if known := NAMED_SETS.get(data):
+        setting = Setting(data, int(labels), known.image_size, known.channels, known)
     else:
         setting = _packed_setting(data, int(labels), data_dir or default_data_dir())
     return setting._replace(labels_file=labels_file and labels_file.resolve())
 
 
 def known_sets(data_dir: Path) -> list[str]:
-    """Names of all data sets that can be asked for, packed files of `data_dir` included."""
-    packed = {file.stem for file in data_dir.glob("*.npz")} if data_dir.is_dir() else set()
-    return sorted({"digits", *BENCHMARKS, *packed})
+    """Names of all data sets, including the packed files in `data_dir`."""
+    return sorted({*NAMED_SETS, *(file.stem for file in data_dir.glob("*.npz"))})
 
 
 def _folder_setting(folder: Path, labels_file: Path | None) -> Setting:
@@ -126,7 +127,7 @@ def _packed_setting(data: str, labels: int, data_dir: Path) -> Setting:
     path = packed_path(data, data_dir)
     if not path.is_file():
         error = unknown_name_error("data set", data, known_sets(data_dir))
-        raise RequestError(f"{error} (packed .npz sets are looked for in {data_dir})")
+        raise RequestError(f"{error} (packed .npz sets are read from {data_dir})")
     height, width, channels = packed_image_shape(path)
     setting = Setting(data, labels, min(height, width), channels, GENERIC)
     defaults = BENCHMARKS[setting.stem] if setting.stem else GENERIC

@@ -1,9 +1,8 @@
-"""Index batches as a pure function of (seed, stream, step).
+"""Which training images are labeled (splits), and which images are in the batch of a step (sampling).
 
-A stream is a concatenation of seeded permutations of 0..size-1; step t takes positions t*B .. (t+1)*B - 1 of it. So every
-image is used equally often, a batch may span two permutations, and any step can be asked for without the ones before.
-
-Splits: which images of the training set are labeled. Five fixed splits per setting, the same for every method and seed.
+Each setting has five fixed splits, the same for every method and seed. Batches are a pure function of (seed, stream, step):
+a stream is a concatenation of seeded permutations of 0..size-1, and step t takes positions t*B to (t+1)*B - 1 of it. So all
+images are used equally often, a batch may span two permutations, and any step can be computed without the ones before it.
 """
 
 from __future__ import annotations
@@ -21,43 +20,23 @@ from crmatch.data.images import UNLABELED, DataSet, ImageSet
 from crmatch.errors import DataError, RequestError
 from crmatch.randomness import generator
 
-
-def batch_positions(size: int, batch_size: int, seed: int, stream: str, step: int) -> Tensor:
-    """Positions in a pool of `size` images that make up the batch of `step`: int64 (batch_size,)."""
-    first, last = step * batch_size, (step + 1) * batch_size
-    parts = []
-    for epoch in range(first // size, (last - 1) // size + 1):
-        order = _permutation(size, seed, stream, epoch)
-        parts.append(order[max(first - epoch * size, 0) : min(last - epoch * size, size)])
-    return torch.cat(parts)
-
-
-@lru_cache(maxsize=16)
-def _permutation(size: int, seed: int, stream: str, epoch: int) -> Tensor:
-    return torch.randperm(size, generator=generator(seed, stream, epoch))
-
-
 UnlabeledRule = Literal["remaining", "all"]
 SplitRule = Literal["balanced", "proportional", "folds"]
 
 
 class Split(NamedTuple):
-    """Rows of the training set by role; labeled rows are ordered by class, then by row."""
+    """Rows of the training set: the labeled ones, ordered by class and row, and the ones used as unlabeled images."""
 
     labeled: Tensor
     unlabeled: Tensor
 
 
 def make_split(data: DataSet, labels_per_class: int, number: int, rule: SplitRule, unlabeled: UnlabeledRule) -> Split:
-    """Split `number` (from 1) of a setting.
+    """Make split `number` (from 1) of a setting.
 
-    Args:
-        data: the data set; training labels known or -1.
-        labels_per_class: how many images of each class keep their label, on average.
-        number: which of the fixed splits.
-        rule: `balanced` takes exactly `labels_per_class` of each class, `proportional` follows the training distribution
-            (Google's protocol for SVHN), `folds` takes the published fold of that number, counted from 0 as Google does.
-        unlabeled: whether the labeled images are among the unlabeled ones (`all`) or not (`remaining`, the paper's text).
+    The rule `balanced` takes exactly `labels_per_class` images of each class, `proportional` as many on average, following
+    the training distribution (Google's protocol for SVHN), `folds` the published fold of that number, counted from 0. The
+    labeled images are also used as unlabeled ones (`all`) or not (`remaining`, as in the paper).
     """
     train = data.train
     if rule == "folds":
@@ -67,29 +46,29 @@ def make_split(data: DataSet, labels_per_class: int, number: int, rule: SplitRul
         counts = [labels_per_class] * train.classes
         if rule == "proportional":
             counts = proportional_counts(available, labels_per_class * train.classes)
-        labeled = _drawn(train, counts, available, labels_per_class, number)
-    rest = torch.ones(len(train), dtype=torch.bool)
+        labeled = _draw_labeled(train, counts, available, labels_per_class, number)
+    is_unlabeled = torch.ones(len(train), dtype=torch.bool)
     if unlabeled == "remaining":
-        rest[labeled] = False
-    if not rest.any():
+        is_unlabeled[labeled] = False
+    if not is_unlabeled.any():
         raise RequestError(
             f"{labels_per_class} labels per class leave no unlabeled image.\n"
             "Ask for fewer, or use the labeled images as unlabeled ones too: --set data.unlabeled=all"
         )
-    return Split(labeled, rest.nonzero().squeeze(1))
+    return Split(labeled, is_unlabeled.nonzero().squeeze(1))
 
 
 def given_split(labels: Tensor, unlabeled: UnlabeledRule) -> Split:
-    """The split of images that are labeled or not as they come: `labels` (N,) are -1 where unlabeled."""
+    """The split given by the labels themselves: `labels` (N,) are -1 for unlabeled images."""
     order = labels.argsort(stable=True)
     rest, labeled = order.tensor_split([int((labels == UNLABELED).sum())])
     return Split(labeled, torch.cat([labeled, rest]) if unlabeled == "all" else rest)
 
 
 def proportional_counts(available: Sequence[int], total: int) -> list[int]:
-    """How many labels each class gets so that counts follow the training distribution, as Google's create_split does.
+    """Labels per class that follow the training distribution, computed as in Google's create_split.
 
-    Again and again the class that lags furthest behind gets one more: argmax_c of n_c / max n - k_c / max(max k, 1).
+    Repeatedly gives one more label to the class that is furthest behind: argmax_c of n_c / max n - k_c / max(max k, 1).
     """
     share = [count / max(available) for count in available]
     taken = [0] * len(available)
@@ -100,7 +79,7 @@ def proportional_counts(available: Sequence[int], total: int) -> list[int]:
 
 
 def describe_split(split: Split, train: ImageSet, setting: str, number: int, rule: str) -> dict[str, Any]:
-    """What a split's JSON file holds: the index list, its rule and seed, and the data it belongs to."""
+    """The content of a split's JSON file: the labeled rows, the rule and number, and the fingerprint of the data."""
     return {
         "setting": setting,
         "split": number,
@@ -114,26 +93,41 @@ def describe_split(split: Split, train: ImageSet, setting: str, number: int, rul
 
 
 def keep_split(path: Path, description: dict[str, Any]) -> None:
-    """Write a split's file once; the same split again is fine, another one is refused and nothing is overwritten."""
+    """Write a split's file if there is none; raise a `DataError` if there is one with another content."""
     if not path.exists():
         write_json(path, description)
         return
-    there = read_json(path)
-    if there.get("data_fingerprint") != description["data_fingerprint"]:
+    kept = read_json(path)
+    if kept.get("data_fingerprint") != description["data_fingerprint"]:
         raise DataError(
-            f"{path} was made for other data (fingerprint {there.get('data_fingerprint')}, "
-            f"now {description['data_fingerprint']}).\nBring the old data back, or choose another directory."
+            f"{path} was made for other data (fingerprint {kept.get('data_fingerprint')}, "
+            f"now {description['data_fingerprint']}).\nRestore the old data, or choose another directory."
         )
-    if there != description:
-        raise DataError(f"{path} holds another split, and splits are never overwritten.\nChoose another directory.")
+    if kept != description:
+        raise DataError(f"{path} contains another split, and splits are never overwritten.\nChoose another directory.")
 
 
-def _drawn(train: ImageSet, counts: list[int], available: list[int], labels_per_class: int, number: int) -> Tensor:
+def batch_positions(size: int, batch_size: int, seed: int, stream: str, step: int) -> Tensor:
+    """Positions, in a pool of `size` images, of the images in the batch of `step`: int64 (batch_size,)."""
+    first, last = step * batch_size, (step + 1) * batch_size
+    parts = []
+    for epoch in range(first // size, (last - 1) // size + 1):
+        order = _permutation(size, seed, stream, epoch)
+        parts.append(order[max(first - epoch * size, 0) : min(last - epoch * size, size)])
+    return torch.cat(parts)
+
+
+@lru_cache(maxsize=16)
+def _permutation(size: int, seed: int, stream: str, epoch: int) -> Tensor:
+    return torch.randperm(size, generator=generator(seed, stream, epoch))
+
+
+def _draw_labeled(train: ImageSet, counts: list[int], available: list[int], labels_per_class: int, number: int) -> Tensor:
     chosen = []
     for label, (name, count) in enumerate(zip(train.class_names, counts, strict=True)):
         if available[label] < count:
             raise RequestError(
-                f"{labels_per_class} labels per class were asked for, but class {name!r} has {available[label]} images.\n"
+                f"{labels_per_class} labels per class were requested, but class {name!r} has {available[label]} images.\n"
                 f"Use at most {min(available)}."
             )
         rows = (train.labels == label).nonzero().squeeze(1)
@@ -145,7 +139,7 @@ def _drawn(train: ImageSet, counts: list[int], available: list[int], labels_per_
 def _published_fold(data: DataSet, labels_per_class: int, number: int) -> Tensor:
     if data.folds is None or number >= len(data.folds):
         found = "none" if data.folds is None else f"{len(data.folds)}, of which 1 to {len(data.folds) - 1} are used"
-        raise RequestError(f"fold {number} was asked for, but the data set's published folds are: {found}.")
+        raise RequestError(f"fold {number} was requested, but the data set's published folds are: {found}.")
     rows = data.folds[number]
     if len(rows) != labels_per_class * data.train.classes:
         fits = len(rows) // data.train.classes
@@ -153,5 +147,4 @@ def _published_fold(data: DataSet, labels_per_class: int, number: int) -> Tensor
             f"the published folds have {len(rows)} labels, not {labels_per_class} per class.\n"
             f"Use @{fits}, or --set data.split_rule=balanced"
         )
-    labels = data.train.labels[rows]
-    return rows[(labels * len(data.train) + rows).argsort()]
+    return rows[(data.train.labels[rows] * len(data.train) + rows).argsort()]  # ordered by class, then by row

@@ -1,12 +1,12 @@
-"""One run on many processes: who takes part, who computes which rows, and what they tell each other.
+"""One run on several processes: rank and world size, data-parallel passes, all-gather and all-reduce.
 
 The backbone and the augmentation are data-parallel: each rank computes its rows of the batch, and the results are
 all-gathered. Heads, masks, running state and loss are replicated: every rank computes them on the full batch, so they are the
 same as with one process.
 
-Gradients: the gathered rows pass back their own gradient times the number of processes, and the mean over processes of every
-parameter's gradient is the gradient of the whole batch, whether the parameter was used apart (each process has a part of the
-sum, times the number) or together (each process has all of it).
+Gradients: the backward pass of all-gather scales by the world size, and gradients are then averaged over ranks. So
+data-parallel parameters (each rank has a part of the sum) and replicated ones (each rank has all of it) both get the gradient
+of the full batch.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from torch import Tensor, nn
 from crmatch.errors import LostProcessError, RequestError
 
 TIMEOUT = 600.0
-"""Seconds without an answer after which another process counts as lost; one that dies is noticed at once."""
+"""Seconds without an answer after which another rank is considered lost; a rank that dies is noticed at once."""
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The place of this process among those of a run; by default it is alone, and nothing here does anything.
+    """Rank and world size. With one process every method is a no-op.
 
     Attributes:
-        rank: from 0; the first one writes all files.
-        count: N.
+        rank: from 0; rank 0 writes all files.
+        count: the world size.
     """
 
     rank: int = 0
@@ -44,15 +44,15 @@ class ProcessGroup:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and speaks."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def local_rows(self, rows: int) -> slice:
-        """The rows that this process computes, r n / N to (r + 1) n / N: as many as the others', or one less."""
+        """The rows of this rank: r n / N to (r + 1) n / N, for rank r of N."""
         return slice(self.rank * rows // self.count, (self.rank + 1) * rows // self.count)
 
     def all_gather_rows(self, values: Tensor, rows: int) -> Tensor:
-        """All `rows` rows from the shares of all processes, without gradient."""
+        """All-gather: all `rows` rows from the local rows of each rank, without gradient."""
         if self.count == 1:
             return values
         sizes = [len(range(rows)[replace(self, rank=rank).local_rows(rows)]) for rank in range(self.count)]
@@ -63,7 +63,7 @@ class ProcessGroup:
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     def run_data_parallel(self, function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        """`function`, which maps rows to rows, of (N, ...) `values`: each process computes its share, all get the result."""
+        """Data-parallel `function(values)`: each rank computes its rows of (N, ...) `values`, and all ranks get all rows."""
         if self.count == 1:
             return function(values)
         own = _Split.apply(values, self)  # type: ignore[no-untyped-call]
@@ -71,26 +71,26 @@ class ProcessGroup:
         return result
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """The sum of `values` over processes, without gradient."""
+        """All-reduce: the sum of `values` over ranks, without gradient."""
         if self.count > 1:
             values = values.detach().clone()
             _exchange(dist.all_reduce, values)
         return values
 
     def sum(self, number: int) -> int:
-        """The sum of `number` over processes; exchanged on the CPU, so that no device is waited for."""
+        """The sum of `number` over ranks; exchanged on the CPU, so that nothing waits for the GPU."""
         return number if self.count == 1 else int(self.all_reduce_sum(torch.tensor(number)))
 
     def any(self, flag: bool) -> bool:
-        """Whether `flag` is true on any process."""
+        """Whether `flag` is true on any rank."""
         return bool(self.sum(int(flag)))
 
     def same(self, number: int) -> bool:
-        """Whether all processes have the same `number`."""
+        """Whether all ranks have the same `number`."""
         return bool((self.all_gather_rows(torch.tensor([number]), self.count) == number).all())
 
     def main_first(self, action: Callable[[], Result]) -> Result:
-        """`action()` of the first process, then of all others: what one has written the others find."""
+        """Run `action()` on rank 0, then on the others, which find what rank 0 has written."""
         if not self.is_main:
             self.sum(0)
         result = action()
@@ -99,7 +99,7 @@ class ProcessGroup:
         return result
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """The mean over processes of every gradient, in one message."""
+        """Average every gradient over ranks, in one all-reduce."""
         if self.count == 1:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -112,11 +112,11 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 def join(environment: Mapping[str, str] = os.environ, timeout: float = TIMEOUT) -> ProcessGroup:
-    """Meet the processes that `torchrun` started with this one: gloo between CPUs, NCCL between GPUs; alone where it did not.
+    """Join the processes that `torchrun` started, by gloo (CPU) or NCCL (GPU); without torchrun there is one process.
 
     Raises:
-        RequestError: there should be others, but not where.
-        LostProcessError: not all of them came.
+        RequestError: the environment names a world size but no address.
+        LostProcessError: a rank did not join.
     """
     count = int(environment.get("WORLD_SIZE", "1"))
     if count == 1:
@@ -135,19 +135,19 @@ def join(environment: Mapping[str, str] = os.environ, timeout: float = TIMEOUT) 
 
 
 def _exchange(operation: Callable[..., Any], *values: Any, **choices: Any) -> None:
-    """One exchange with all other processes."""
+    """A collective operation; its failure becomes a `LostProcessError`."""
     try:
         operation(*values, **choices)
     except RuntimeError as error:
         reason = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0]).split(". ")[0]
         raise LostProcessError(
-            f"another process of this run ended or does not answer ({reason}).\n"
-            "The last checkpoint is unharmed: the same command continues, on as many processes as there are."
+            f"another process of this run ended or does not respond ({reason}).\n"
+            "The last checkpoint is intact: run the same command again to resume, with any number of processes."
         ) from error
 
 
 class _Split(torch.autograd.Function):
-    """All rows -> own rows; backward joins the gradients of all, of which each counts `count` times (see the module)."""
+    """All rows -> local rows; backward all-gathers the gradients and divides by the world size (see the module)."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, processes: ProcessGroup) -> Tensor:
@@ -160,7 +160,7 @@ class _Split(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Own rows -> all rows; backward keeps the gradient of the own rows, times `count` (see the module)."""
+    """Local rows -> all rows; backward keeps the gradient of the local rows times the world size (see the module)."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, processes: ProcessGroup, rows: int) -> Tensor:

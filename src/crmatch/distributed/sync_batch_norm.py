@@ -1,7 +1,6 @@
-"""Batch norms whose statistics are those of the whole batch when processes share it.
+"""Synchronized batch norm: mean and variance of the whole batch when it is spread over several processes.
 
-torch's SyncBatchNorm refuses CPU tensors; this one exchanges two small tensors per pass by whatever joins the processes, and
-leaves the work on pixels to torch's own batch-norm kernels.
+torch's SyncBatchNorm refuses CPU tensors. This one exchanges two small tensors per pass and uses torch's batch-norm kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from crmatch.networks.network import Network
 
 
 def make_distributed(network: Network, processes: ProcessGroup) -> None:
-    """Let `processes` share the passes of `network`; a process that is alone leaves it as it is."""
+    """Make the backbone of `network` data-parallel over `processes`; with one process nothing changes."""
     if processes.count == 1:
         return
     network.processes = processes
@@ -31,7 +30,7 @@ def make_distributed(network: Network, processes: ProcessGroup) -> None:
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """`norm` with its parameters and buffers; in training mode mean and variance are those of all processes' rows."""
+    """`norm` with its parameters and buffers; in training mode mean and variance are those of all ranks' rows."""
 
     def __init__(self, norm: nn.BatchNorm2d, processes: ProcessGroup) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, device="meta")
@@ -41,12 +40,12 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         self.processes = processes
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(n, C, h, w), this process's rows, normalized."""
+        """Normalize the local rows (n, C, h, w)."""
         if not self.training:
             return super().forward(inputs)
         count, mean, variance = joint_statistics(inputs.detach(), self.processes)
         if self.track_running_stats:
-            self._remember(count, mean, variance)
+            self._update_running(count, mean, variance)
         dtype = self.weight.dtype
         outputs: Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
             inputs, self.weight, self.bias, mean.to(dtype), variance.to(dtype), count, self.eps, self.processes
@@ -54,8 +53,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return outputs
 
     @torch.no_grad()
-    def _remember(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
-        """Running statistics take in the batch's mean and its variance without bias, as torch's batch norm does."""
+    def _update_running(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
+        """Update the running statistics with the mean and the unbiased variance, as torch's batch norm does."""
         unbiased = variance * (count / (count - 1).clamp(min=1))
         momentum = cast(float, self.momentum)
         for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
@@ -66,10 +65,10 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 def joint_statistics(inputs: Tensor, processes: ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
-    """Count (1,), mean (C,) and biased variance (C,) of all processes' (n, C, h, w) inputs, in float64.
+    """Count (1,), mean (C,) and biased variance (C,) of all ranks' (n, C, h, w) inputs, in float64.
 
-    From each process's count n_r, mean m_r and variance v_r: n = sum n_r, m = sum n_r m_r / n, and
-    v = sum n_r (v_r + (m_r - m)^2) / n, which loses no digits where means are large.
+    From each rank's count n_r, mean m_r and variance v_r: n = sum n_r, m = sum n_r m_r / n, and
+    v = sum n_r (v_r + (m_r - m)^2) / n, which is stable even if means are large.
     """
     channels = inputs.shape[1]
     pixels = inputs.numel() // channels
@@ -85,9 +84,9 @@ def joint_statistics(inputs: Tensor, processes: ProcessGroup) -> tuple[Tensor, T
 
 
 class _Normalize(torch.autograd.Function):
-    """y = w (x - m) / s + b, s^2 = v + eps, with m and v of all n pixels of all processes.
+    """y = w (x - m) / s + b, s^2 = v + eps, with m and v of the n pixels of all ranks.
 
-    dx = (w / s) (dy - sum dy / n - xhat sum(dy xhat) / n), both sums over all processes; dw and db are this process's parts.
+    dx = (w / s) (dy - sum dy / n - xhat sum(dy xhat) / n), both sums over all ranks; dw and db are the local parts.
     """
 
     @staticmethod
@@ -111,7 +110,7 @@ class _Normalize(torch.autograd.Function):
         inputs, weight, mean, variance, count = ctx.saved_tensors
         weight_gradient, bias_gradient = torch.zeros_like(weight), torch.zeros_like(weight)
         if len(inputs):  # without rows torch's kernel divides by zero
-            # torch's backward of evaluation mode gives just the two sums: of dy xhat, and of dy.
+            # In evaluation mode torch's kernel returns just the two sums: of dy xhat, and of dy.
             _, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
                 gradient, inputs, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
             )

@@ -1,44 +1,39 @@
-"""Run a list of specs until each has its record in the store. An engine decides where; the store is the run directories.
+"""Engines train a list of specs until each has its record; this module has those that train on this machine.
 
-Every engine keeps these promises: a finished run is never repeated, a begun one is continued, a run that diverges or is in use
-by another process is reported and does not stop the others, and a stop request saves what is running before it ends.
+The run directories are the only state. Every engine keeps these promises: a finished run is never repeated; a started one is
+resumed; a run that diverges, cannot be resumed or is in use by another process is reported and does not stop the others; and a
+stop request saves what is running before the engine ends.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import logging
 import os
+import shlex
 import signal
-import threading
+import subprocess
+import sys
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
-from crmatch.errors import DivergedError, InUseError, ResumeError, StoppedError
-from crmatch.runs.directory import RunDirectory
-from crmatch.runs.signals import SIGNALS
+from crmatch.errors import CRMatchError, DataError, DivergedError, InUseError, RequestError, ResumeError, StoppedError
+from crmatch.runs.signals import PARENT
+from crmatch.runs.workspace import Workspace
+from crmatch.spec.recipes import train_command
 from crmatch.spec.run_spec import RunSpec
+from crmatch.training.execution import Execution
 
 if TYPE_CHECKING:
-    from multiprocessing.synchronize import Event
-
     from crmatch.runs.experiment import Progress
 
+logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
-SAVED = "everything is saved.\nThe same command continues."
-
-
-class RunOptions(NamedTuple):
-    """Where runs and data lie, and how runs compute."""
-
-    out: Path
-    data_dir: Path | None = None
-    device: str = "auto"
-    recompute: bool = False
+SAVED = "everything is saved.\nResume with the same command."
+CONCERN_ALL: dict[int, type[CRMatchError]] = {error.exit_code: error for error in (RequestError, DataError, StoppedError)}
 
 
 class RunOutcome(NamedTuple):
@@ -49,18 +44,19 @@ class RunOutcome(NamedTuple):
 
 
 class Engine(Protocol):
-    """Finishes runs, on this machine or on others that see the same store."""
+    """Trains runs, on this machine or on others that see the same directories."""
 
     def train_all(self, specs: Sequence[RunSpec], ended: Callable[[RunOutcome], None], stop: Callable[[], bool]) -> None:
-        """Train every spec to its record, calling `ended` after each; raises `StoppedError` once `stop()` is true."""
+        """Train every spec to its record and call `ended` after each; raises `StoppedError` if `stop()` left runs untrained."""
 
 
 class InProcess(NamedTuple):
     """One run after the other in this process."""
 
-    store: RunOptions
+    workspace: Workspace
+    execution: Execution
     watch: Callable[[RunSpec], AbstractContextManager[Progress]]
-    """Who shows the progress of a run."""
+    """Shows the progress of a run."""
 
     def train_all(self, specs: Sequence[RunSpec], ended: Callable[[RunOutcome], None], stop: Callable[[], bool]) -> None:
         """Train in the order given."""
@@ -68,66 +64,107 @@ class InProcess(NamedTuple):
             if stop():
                 raise StoppedError(f"stopped with {len(specs) - done} runs left; {SAVED}")
             with self.watch(spec) as progress:
-                ended(train_one(spec, self.store, stop, progress))
+                outcome = train_one(spec, self.workspace, self.execution, stop, progress)
+            ended(outcome)
 
 
 class WorkerProcesses(NamedTuple):
-    """Several runs at once on this machine, each process with its share of the cores."""
+    """Several runs at once on this machine: each is a `crmatch train` command with its share of the cores."""
 
-    store: RunOptions
+    workspace: Workspace
+    execution: Execution
     jobs: int
 
     def train_all(self, specs: Sequence[RunSpec], ended: Callable[[RunOutcome], None], stop: Callable[[], bool]) -> None:
-        """Train with `jobs` processes; a stop request reaches them through a shared flag."""
-        context = multiprocessing.get_context("spawn")
-        flag = context.Event()
+        """Keep `jobs` commands running; after a stop request or a failure let them save, and start no more."""
+        waiting, running, left, ending = deque(specs), list[_Worker](), 0, False
+        failure: CRMatchError | None = None
+        try:
+            while running or (waiting and not ending):
+                if not ending and (failure or stop()):
+                    ending = True
+                    for worker in running:  # once: a second signal would end it before it has saved
+                        worker.process.terminate()
+                while waiting and len(running) < self.jobs and not ending:
+                    running.append(self._start(waiting.popleft()))
+                time.sleep(POLL_SECONDS)
+                for worker in [worker for worker in running if worker.process.poll() is not None]:
+                    running.remove(worker)
+                    try:
+                        ended(worker.outcome())
+                    except StoppedError:
+                        left += 1
+                    except CRMatchError as error:
+                        failure = failure or error
+        finally:  # a second signal has raised SystemExit
+            for worker in running:
+                worker.process.kill()
+                worker.process.wait()
+        if failure:
+            raise failure
+        if left := left + len(waiting):
+            raise StoppedError(f"stopped with {left} runs left; {SAVED}")
+
+    def _start(self, spec: RunSpec) -> _Worker:
+        options = ["--no-baseline", "--json", *self.workspace.options(), *self.execution.options()]
+        command = shlex.split(train_command(spec, self.workspace.setting_of(spec), *options))
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
-        waiting: set[Future[RunOutcome]] = set()
-        with ProcessPoolExecutor(self.jobs, context, _begin_worker, (flag, threads)) as pool:
-            try:
-                waiting = {pool.submit(_train_in_worker, spec, self.store) for spec in specs}
-                while waiting:
-                    done, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
-                    for future in done:
-                        ended(future.result())
-                    if stop() and not flag.is_set():
-                        flag.set()
-                        waiting = {future for future in waiting if not future.cancel()}
-            except BrokenProcessPool as error:
-                reason = "a worker process died (was it killed, or the memory full?)"
-                raise ResumeError(
-                    f"{reason}; finished runs are kept.\nThe same command continues; use fewer --jobs."
-                ) from error
-            except SystemExit:  # a second signal: at once
-                for process in multiprocessing.active_children():
-                    process.kill()
-                raise
-            finally:
-                flag.set()
-                _cancel(waiting)
-        if stop():
-            raise StoppedError(f"stopped with runs left; {SAVED}")
+        messages = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `outcome`)
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=messages,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), PARENT: str(os.getpid())},
+            start_new_session=True,  # so that Ctrl-C reaches this process only, which tells the others
+        )
+        return _Worker(spec, process, messages)
+
+
+class _Worker(NamedTuple):
+    spec: RunSpec
+    process: subprocess.Popen[bytes]
+    messages: IO[bytes]
+
+    def outcome(self) -> RunOutcome:
+        """The outcome of the ended process; errors that concern all runs are raised, as in this process."""
+        with self.messages as file:
+            file.seek(0)
+            said = file.read().decode(errors="replace").strip()
+        code = self.process.returncode
+        warnings, _, message = said.rpartition("crmatch: ") if code else (said, "", "")
+        if code == -signal.SIGTERM:  # it was told to stop before it could catch the signal
+            raise StoppedError(message)
+        if code in CONCERN_ALL:
+            raise CONCERN_ALL[code](message)
+        if code not in (0, ResumeError.exit_code, DivergedError.exit_code):
+            reason = "died (was it killed, or the memory full?)" if code < 0 else f"failed with code {code}: {said}"
+            advice = "Resume with the same command; use fewer --jobs."
+            raise ResumeError(f"a worker process {reason}; finished runs are kept.\n{advice}")
+        if warnings.strip():
+            logger.warning("%s", warnings.strip())
+        problem = message.partition("\n")[0]
+        return RunOutcome(self.spec, f"diverged: {problem}" if code == DivergedError.exit_code else problem)
 
 
 def train_one(
-    spec: RunSpec, store: RunOptions, stop: Callable[[], bool], progress: Progress | None = None, patience: float = 0
+    spec: RunSpec,
+    workspace: Workspace,
+    execution: Execution,
+    stop: Callable[[], bool],
+    progress: Progress | None = None,
+    patience: float = 0,
 ) -> RunOutcome:
-    """Train one spec to its record; what concerns this run alone becomes its problem.
+    """Train one spec to its record in this process; an error that concerns this run alone becomes its problem.
 
-    Args:
-        spec: what to train.
-        store: where it lies.
-        stop: asked before every step.
-        progress: who watches.
-        patience: seconds to wait for another process that has the run's directory.
+    `patience` is how many seconds to wait for another process that uses the run's directory.
     """
     from crmatch.runs.run import run
 
-    watched: dict[str, Any] = {"progress": progress, "stop": stop}
     latest = time.monotonic() + patience
     while True:
         try:
-            run(spec, store.out, data_dir=store.data_dir, device=store.device, recompute=store.recompute, **watched)
+            run(spec, workspace, execution, progress=progress, stop=stop)
         except DivergedError as error:
             return RunOutcome(spec, f"diverged: {str(error).splitlines()[0]}")
         except ResumeError as error:
@@ -136,65 +173,3 @@ def train_one(
                 continue
             return RunOutcome(spec, str(error).splitlines()[0])
         return RunOutcome(spec)
-
-
-def set_aside(directory: RunDirectory) -> Path | None:
-    """Rename a run's directory to the first free `<name>.old<k>`, so that it is trained anew; None where there is none."""
-    from filelock import FileLock, Timeout
-
-    if not directory.path.exists():
-        return None
-    try:
-        with FileLock(directory.lock, timeout=0):
-            number = 1
-            while (aside := directory.aside(number)).exists():
-                number += 1
-            directory.path.rename(aside)
-    except Timeout as error:
-        raise InUseError(
-            f"{directory.path} is in use by another process.\nWait until it ends, or choose another --out."
-        ) from error
-    return aside
-
-
-class _Worker(NamedTuple):
-    """What a worker process knows of its parent."""
-
-    flag: Event
-    training: threading.Lock
-    """Held while a run trains or saves."""
-
-
-_worker: _Worker | None = None
-
-
-def _begin_worker(flag: Event, threads: int) -> None:
-    """Signals are the parent's business; each worker has its share of the cores."""
-    import torch
-
-    global _worker
-    _worker = _Worker(flag, threading.Lock())
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_parent, args=(_worker,), daemon=True).start()
-
-
-def _end_with_parent(worker: _Worker) -> None:
-    """Where the parent is gone, nobody will ever ask this process to end: save what is running, then leave."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-    worker.flag.set()
-    with worker.training:
-        os._exit(StoppedError.exit_code)
-
-
-def _train_in_worker(spec: RunSpec, store: RunOptions) -> RunOutcome:
-    assert _worker is not None
-    with _worker.training:
-        return train_one(spec, store, _worker.flag.is_set)
-
-
-def _cancel(futures: set[Future[RunOutcome]]) -> None:
-    for future in futures:
-        future.cancel()

@@ -29,6 +29,7 @@ from crmatch.predict.model import build_model
 from crmatch.runs.experiment import Experiment
 from crmatch.spec.recipes import recipe as make_recipe
 from crmatch.spec.run_spec import RunSpec, replace
+from crmatch.training.execution import Execution
 from crmatch.training.loop import Curves, train
 from crmatch.training.runtime import choose_runtime
 
@@ -174,7 +175,7 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _train(self, train_set: ImageSet) -> None:
         spec = self.spec_
-        runtime = choose_runtime(self.device, spec.precision)
+        runtime = choose_runtime(Execution(self.device), spec.precision)
         split = given_split(train_set.labels, spec.data.unlabeled)
         experiment = Experiment(spec, DataSet(train_set, None), split, runtime)
         training = experiment.training()

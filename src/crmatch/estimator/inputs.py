@@ -13,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crmatch.data.folder.decode import choose_size, decode_pictures
+from crmatch.data.folder.decode import choose_size
 from crmatch.data.folder.scan import join_names
-from crmatch.data.images import SMALLEST_SIDE, UNLABELED, resize
+from crmatch.data.folder.workers import decode_pictures
+from crmatch.data.images import UNLABELED, resize
+from crmatch.data.square import SMALLEST_SIDE
 from crmatch.errors import DataError, RequestError
 
 Array = NDArray[Any]

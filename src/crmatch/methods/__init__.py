@@ -1,4 +1,4 @@
-"""Methods: one short file each, and the one table of their names."""
+"""The methods, one file each, and the table of their names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from crmatch.methods.vat import VAT
 
 
 class Preset(NamedTuple):
-    """A method under another name with other defaults, and what tables say of it."""
+    """A method with other default values and its own name, title, summary and citation."""
 
     method: type[Method]
     changes: Mapping[str, Any]
@@ -80,21 +80,15 @@ METHODS: dict[str, type[Method] | Preset] = {
 
 
 def method_class(name: str) -> type[Method]:
-    """The class behind a name of the table."""
+    """The class of a method in the table."""
     entry = METHODS[name]
     return entry.method if isinstance(entry, Preset) else entry
 
 
 def build_method(name: str, values: Mapping[str, Any] | None = None) -> Method:
-    """The method `name` with its defaults, changed by `values`.
-
-    Raises:
-        RequestError: there is no such method.
-        pydantic.ValidationError: a key or value is wrong.
-    """
+    """The method `name` with its default hyper-parameters, changed by `values`; RequestError if there is no such method."""
     if name not in METHODS:
         raise unknown_name_error("method", name, METHODS)
     entry = METHODS[name]
-    if isinstance(entry, Preset):
-        return entry.method(**{**entry.changes, **(values or {}), "name": name})
-    return entry(**{**(values or {}), "name": name})
+    preset = entry.changes if isinstance(entry, Preset) else {}
+    return method_class(name)(**{**preset, **(values or {}), "name": name})

@@ -1,15 +1,18 @@
-"""What every method is: validated hyper-parameters, the views it asks for, and a loss with named terms.
+"""The interface of a method: validated hyper-parameters, the views it asks for, and a loss with named terms.
 
-Method files import torch only inside the functions that compute, so that a spec is made and checked without it.
+Method files import torch only inside the functions that compute, so that a spec can be made and checked without it.
+Shapes in comments: B labeled and Bu unlabeled images per step, K classes, D features, (C, H, W) an image.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
@@ -25,43 +28,23 @@ LABELED = View("labeled", "labeled", "weak")
 WEAK = View("weak", "unlabeled", "weak")
 SECOND_WEAK = View("second_weak", "unlabeled", "weak")
 STRONG = View("strong", "unlabeled", "strong")
-ONE_UNLABELED_EACH = {"plan.unlabeled_batch_size": 64}
-"""The older methods see as many unlabeled as labeled images in a step."""
-
-
-def original_optimizer(weight_decay: float = 0.02) -> dict[str, Any]:
-    """MixMatch's code (spec section 4): Adam, constant rate 0.002, weights shrunk by rate * decay each step."""
-    return {
-        "plan.optimizer": "adam",
-        "plan.learning_rate": 0.002,
-        "plan.decay_rule": "decoupled",
-        "plan.weight_decay": weight_decay,
-        "plan.schedule": [{"shape": "constant"}],
-    }
-
-
-def older_recipe(recipe: str, original: Mapping[str, Any]) -> dict[str, Any]:
-    """The older methods' keys: `quick` has none, all others as many unlabeled as labeled images, `original` its own beside."""
-    if recipe == "quick":
-        return {}
-    return ONE_UNLABELED_EACH | (original_optimizer() | dict(original) if recipe == "original" else {})
 
 
 class Models(NamedTuple):
-    """The network that is trained and its moving average."""
+    """The trained network (student) and the moving average of its weights (teacher)."""
 
     student: Network
     teacher: Network
 
 
 class Step(NamedTuple):
-    """Where training is, and the step's own randomness.
+    """Progress of the run, and the random generators of one step.
 
     Attributes:
-        number: from 0.
+        number: 0 for the first step.
         total: length of the run in steps.
-        generator: stream name -> a fresh generator for this step (e.g. `mixup`).
-        ema_decay: of the weights' moving average, for averages of a method that follow as slowly.
+        generator: maps the name of a random stream, e.g. `mixup`, to a new generator for this step.
+        ema_decay: decay of the teacher's moving average; running averages of a method use it by default.
     """
 
     number: int
@@ -70,42 +53,33 @@ class Step(NamedTuple):
     ema_decay: float = 0.999
 
     def ramp(self, steps: float) -> float:
-        """A weight that rises linearly from 0 to 1 over the first `steps` steps: min(1, t / steps)."""
+        """Linear ramp-up from 0 to 1 over the first `steps` steps: min(1, t / steps)."""
         return min(1.0, self.number / steps)
 
 
-class PoolFeatures(Protocol):
-    """What the student makes of every image of a pool."""
-
-    def __call__(
-        self, source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"] = "none"
-    ) -> tuple[Tensor, Tensor]:
-        """Features (N, D) and probabilities (N, K) of a pool's images in order, in eval mode."""
-
-
 class Refresh(NamedTuple):
-    """What a periodic refresh may use: the models, and all training images in order of the pools.
+    """What a periodic refresh may use: the models, and features of all training images.
 
     Attributes:
         models: student and teacher.
-        step: where training is.
-        labels: int64, classes of the labeled pool.
-        features: pool ("labeled" or "unlabeled") -> (features, probabilities) of every image in eval mode; the images are
-            unaugmented, or weakly augmented with draws of this step.
+        step: the step before which the refresh takes place.
+        labels: int64, classes of the labeled images, in the order of the pool.
+        features: (pool, augmentation = "none") -> features (N, D) and probabilities (N, K) of all images of the pool
+            "labeled" or "unlabeled", in order, from the student in eval mode. The augmentation is "none" or "weak".
     """
 
     models: Models
     step: Step
     labels: Tensor
-    features: PoolFeatures
+    features: Callable[..., tuple[Tensor, Tensor]]
 
 
 class PseudoLabels(NamedTuple):
-    """What a method believed of the step's unlabeled images, for curves only.
+    """Pseudo-labels of one step's unlabeled images, for training curves only.
 
     Attributes:
         labels: int64 (Bu,), predicted classes.
-        used: (Bu,), how much each image counted in the loss, 0..1.
+        used: (Bu,), weight of each image in the loss: a bool mask, or 0..1.
     """
 
     labels: Tensor
@@ -114,13 +88,13 @@ class PseudoLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Terms and weights of a loss; `total` is the only place where they meet.
+    """The terms of a loss and their weights, which are multiplied only in `total`.
 
     Attributes:
         terms: name -> scalar.
         weights: name -> factor, for the same names.
-        monitors: name -> detached scalar, only for curves.
-        pseudo_labels: where the method makes them.
+        monitors: name -> detached scalar that is logged but not trained on.
+        pseudo_labels: of this step, if the method makes any.
     """
 
     terms: Mapping[str, Tensor]
@@ -131,78 +105,96 @@ class LossTerms:
     @cached_property
     def total(self) -> Tensor:
         """Sum over terms of weight * term."""
-        parts = [self.weights[name] * term for name, term in self.terms.items()]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        return functools.reduce(operator.add, [self.weights[name] * term for name, term in self.terms.items()])
 
 
 class Method(StrictModel, ABC):
-    """A semi-supervised method: frozen hyper-parameters and a loss.
+    """A semi-supervised method: immutable hyper-parameters and a loss.
 
-    A weight scales its term; a weight of exactly 0 also removes what only that term needs: its views, its images in the
-    joint pass, its head.
+    Every term of the loss has a weight. A weight of exactly 0 also removes what only that term needs: its views, its images
+    in the forward pass, its head.
     """
 
     name: str
     title: ClassVar[str]
-    """How tables call the method."""
+    """Name in tables."""
     summary: ClassVar[str]
     """One line for `crmatch show methods`."""
     paper: ClassVar[str]
-    """Where it comes from."""
+    """Citation."""
     evaluated: ClassVar[Literal["ema", "raw"]] = "ema"
-    """Which model counts; the record keeps both."""
+    """Whether the error of the EMA weights or of the raw weights is reported. Both are recorded."""
     running_statistics: ClassVar[Literal["all", "labeled", "mixed"]] = "all"
-    """Which forward pass moves the running statistics of batch norms: the joint pass over all views, that over the labeled
-    images alone, or that over the mixed images. Every other pass of a training step uses the statistics of its own batch
-    and leaves no trace."""
+    """The forward pass that updates the running statistics of batch norms: over all views together, over the labeled images,
+    or over the images mixed by MixUp. All other passes of a step go through `forward_without_bn_update`."""
     reference_steps: ClassVar[int] = 2**20
-    """Length of the runs for which the method's `..._steps` are given; in a run of another length they scale with it."""
+    """Length of the published runs, for which the method's `..._steps` are given."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """What the method's papers and codes fix on a data set, as dotted keys of the spec, for one of the recipes."""
+        """Keys of the spec that this method's papers and code set for a data set in one of the recipes."""
         return {}
 
     def scaled(self, steps: int, total: int) -> int:
-        """`steps` of a run of the reference length, in a run of `total` steps: in proportion, at least one.
-
-        The one rule by which every ramp, warm-up and interval follows the length of a run (spec section 6.1).
-        """
+        """Convert `steps` of a run of `reference_steps` to a run of `total` steps: in proportion, at least 1."""
         return max(1, round(steps * total / self.reference_steps))
 
     @property
     @abstractmethod
     def views(self) -> tuple[View, ...]:
-        """The views the loss needs, in the order of the joint pass."""
+        """The views the loss needs, in the order of the joint forward pass."""
 
     @property
     def extra_batch_size(self) -> int:
-        """Images per step of the `extra` source; 0 where no view asks for it."""
+        """Images per step from the source `extra`, an independent draw of unlabeled images."""
+        return 0
+
+    def extra_images(self, labeled: int, unlabeled: int) -> int:
+        """Images in the joint forward pass that are not views, e.g. rotated copies, for batches of these sizes."""
         return 0
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
-        """Modules trained beside backbone and classifier, and running state as their buffers."""
+        """Modules trained in addition to backbone and classifier, and running state (as buffers, so that it is saved)."""
         return {}
 
     @abstractmethod
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """All terms of one step."""
+        """All terms of the loss of one step."""
 
     def refresh_every(self, steps_per_epoch: int, total_steps: int) -> int | None:
-        """Steps between two calls of `refresh`, the first before step `refresh_start`; None: never.
-
-        Args:
-            steps_per_epoch: steps in one pass over the unlabeled images.
-            total_steps: length of the run.
-        """
+        """Steps between two calls of `refresh`, or None for no refresh; an epoch is a pass over the unlabeled images."""
         return None
 
     def refresh_start(self, total_steps: int) -> int:
-        """The step before which `refresh` is called for the first time, in a run of `total_steps`."""
+        """The step before which `refresh` is called for the first time."""
         return 0
 
     def refresh(self, context: Refresh) -> None:
-        """Renew what is remembered of the whole training set."""
+        """Update running state that depends on the whole training set."""
+
+
+def nonzero(**weights: float) -> dict[str, float]:
+    """The weights other than 0."""
+    return {name: weight for name, weight in weights.items() if weight}
+
+
+def spec_keys(section: str, **values: Any) -> dict[str, Any]:
+    """Keys of a section of the spec, for example {"plan.steps": 5} for section "plan" and steps=5."""
+    return {f"{section}.{key}": value for key, value in values.items()}
+
+
+# The methods older than FixMatch use as many unlabeled as labeled images per step.
+EQUAL_BATCHES = spec_keys("plan", unlabeled_batch_size=64)
+
+
+def original_optimizer(weight_decay: float = 0.02) -> dict[str, Any]:
+    """Adam of google-research/mixmatch: constant rate 0.002, and weights shrink by rate * weight_decay per step."""
+    adam = spec_keys("plan", optimizer="adam", learning_rate=0.002, schedule=[{"shape": "constant"}])
+    return adam | spec_keys("plan", decay_rule="decoupled", weight_decay=weight_decay)
+
+
+def older_recipe(recipe: str, original: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of the methods older than FixMatch: equal batches except in `quick`; in `original` also Adam and `original`."""
+    if recipe == "quick":
+        return {}
+    return EQUAL_BATCHES | (original_optimizer() | dict(original) if recipe == "original" else {})

@@ -1,141 +1,82 @@
-"""Confidence rules: which pseudo-labels count, and how much (spec section 8).
+"""Confidence rules: the pseudo-label of each unlabeled image, and its weight in the loss.
 
-A rule may remember: averages over batches, or the last confident label of every image. What it remembers are buffers of the
-network's head `mask`, changed in place here, so that checkpoints hold them.
+c is the confidence max p of the weak view's prediction p, k its class. Rules by FixMatch's field `mask`:
+
+    fixed  1{c > tau}                                                                          FixMatch
+    flex   1{c > tau * b_k / (2 - b_k)}, b_k: confident images of class k / of the top class   FlexMatch
+    free   1{c > t * m_k / max m}, t and m: running averages of c and of p                     FreeMatch
+    soft   exp(-(c - mean)^2 / (2 var / sigmas^2)) below the running mean of c, 1 above it     SoftMatch
+    ada    1{c > tau * mean confidence on the labeled images of the step}                      AdaMatch
+
+Field `alignment`: p becomes Normalize(p * target / running average of p), and the target is uniform, or the running average
+of the predictions on labeled images. Averages are updated with the current batch first, then used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from crmatch.methods.fixmatch import FixMatch
+
 Ties = Literal["exclude", "include"]
 Mask = Literal["fixed", "flex", "free", "soft", "ada"]
 Alignment = Literal["none", "uniform", "labeled"]
-State = Mapping[str, "Tensor"]
 
 
-class Selection(NamedTuple):
-    """What a rule decides about N unlabeled images.
+def initial_state(rule: FixMatch, classes: int, unlabeled: int) -> dict[str, Tensor]:
+    """Running state of a rule before the first step; empty for a fixed threshold without alignment."""
+    import torch
 
-    Attributes:
-        probabilities: (N, K), the soft labels.
-        labels: int64 (N,), the hard labels.
-        weights: (N,), how much each image counts: bool, or 0..1 for the soft rule.
+    uniform = torch.full((classes,), 1 / classes)
+    state: dict[str, Tensor] = {}
+    if rule.mask == "flex":
+        state["last_label"] = torch.full((unlabeled,), -1)  # last confident class of every image, -1: none yet
+    if rule.mask == "free":
+        state |= {"confidence": torch.tensor(1 / classes), "prediction": uniform, "histogram": uniform.clone()}
+    if rule.mask == "soft":
+        state |= {"mean": torch.tensor(1 / classes), "variance": torch.tensor(1.0)}
+    if rule.alignment != "none":
+        state |= {"started": torch.tensor(0.0), "aligned_from": uniform.clone()}  # started: 1 after the first batch
+    if rule.alignment == "labeled":
+        state["aligned_to"] = uniform.clone()
+    return state
+
+
+def select(
+    rule: FixMatch, weak: Tensor, labeled: Tensor | None, images: Tensor, state: Mapping[str, Tensor], decay: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pseudo-labels and weights of one batch; updates the running state in place.
+
+    Args:
+        rule: the method, for its fields `mask`, `alignment`, `threshold`, `ties`, `free_...` and `soft_sigmas`.
+        weak: (N, K) probabilities of the weak views, without gradient.
+        labeled: (B, K) probabilities of the labeled images; None if they are not part of the batch.
+        images: int64 (N,), positions of the unlabeled images in their pool.
+        state: running state.
+        decay: of the running averages.
+
+    Returns:
+        Soft labels (N, K), hard labels int64 (N,), and the weight of each image in the loss, (N,): bool, or 0..1 for `soft`.
     """
-
-    probabilities: Tensor
-    labels: Tensor
-    weights: Tensor
-
-
-class ConfidenceRule(NamedTuple):
-    """One of the rules with its numbers.
-
-    `fixed`  c > threshold (FixMatch).
-    `flex`   c > threshold * b / (2 - b), b = how often the predicted class was confident so far, relative to the most
-             frequent class, or to the images never confident if those are more (FlexMatch).
-    `free`   c > t * p_c / max p: t follows the mean confidence, p the mean prediction (FreeMatch).
-    `soft`   weight exp(-min(0, c - mean)^2 / (2 var / sigmas^2)), mean and variance of confidences followed (SoftMatch).
-    `ada`    c > threshold * mean confidence on the labeled images of the step (AdaMatch).
-
-    Alignment multiplies predictions by target / (followed mean prediction) and normalizes them; the target is `uniform` or the
-    followed mean prediction on `labeled` images. The soft rule aligns confidences only, all others the labels as well.
-    """
-
-    mask: Mask
-    alignment: Alignment
-    threshold: float
-    ties: Ties
-    decay: float
-    quantile: float | None
-    clip: float | None
-    sigmas: float
-
-    def state(self, classes: int, unlabeled: int) -> dict[str, Tensor]:
-        """What the rule remembers, as it is before the first step; `started` is 0 until averages have seen a batch."""
-        import torch
-
-        uniform = torch.full((classes,), 1 / classes)
-        state: dict[str, Tensor] = {}
-        if self.mask == "flex":
-            state["last_label"] = torch.full((unlabeled,), -1)
-        if self.mask == "free":
-            state |= {"confidence": torch.tensor(1 / classes), "prediction": uniform, "histogram": uniform.clone()}
-        if self.mask == "soft":
-            state |= {"mean": torch.tensor(1 / classes), "variance": torch.tensor(1.0)}
-        if self.alignment != "none":
-            state |= {"started": torch.tensor(0.0), "aligned_from": uniform.clone()}
-        if self.alignment == "labeled":
-            state["aligned_to"] = uniform.clone()
-        return state
-
-    def select(self, weak: Tensor, labeled: Tensor | None, images: Tensor, state: State) -> Selection:
-        """Decide, and remember.
-
-        Args:
-            weak: (N, K) probabilities of the weak views, without gradient.
-            labeled: (B, K) probabilities of the labeled images, for the rules that ask for them.
-            images: int64 (N,), positions of the unlabeled images in their pool.
-            state: what is remembered; changed in place.
-        """
-        aligned = weak if self.alignment == "none" else self._aligned(weak, labeled, state)
-        believed = weak if self.mask == "soft" else aligned
-        confidence, labels = aligned.amax(dim=1), believed.argmax(dim=1)
-        return Selection(believed, labels, self._weights(aligned, confidence, labels, labeled, images, state))
-
-    def _weights(
-        self, weak: Tensor, confidence: Tensor, labels: Tensor, labeled: Tensor | None, images: Tensor, state: State
-    ) -> Tensor:
-        if self.mask == "flex":
-            return flex_mask(confidence, labels, images, state["last_label"], weak.shape[1], self.threshold, self.ties)
-        if self.mask == "free":
-            thresholds = self._free_thresholds(weak, confidence, labels, state)
-            return above(confidence, thresholds[labels], self.ties)
-        if self.mask == "soft":
-            return self._soft_weights(confidence, state)
-        if self.mask == "ada":
-            assert labeled is not None
-            return above(confidence, self.threshold * labeled.amax(dim=1).mean(), self.ties)
-        return above(confidence, self.threshold, self.ties)
-
-    def _aligned(self, weak: Tensor, labeled: Tensor | None, state: State) -> Tensor:
-        """Averages take in the batch first, the first one entirely; then they are used."""
-        import torch
-
-        from crmatch.losses import align
-
-        started = state["started"]
-        pace = torch.where(started > 0, torch.full_like(started, 1 - self.decay), torch.ones_like(started))
-        state["aligned_from"].lerp_(weak.mean(dim=0), pace)
-        started.fill_(1)
-        target = torch.full_like(state["aligned_from"], 1 / weak.shape[1])
-        if self.alignment == "labeled":
-            assert labeled is not None
-            target = state["aligned_to"].lerp_(labeled.mean(dim=0), pace)
-        return align(weak, target, state["aligned_from"])
-
-    def _free_thresholds(self, weak: Tensor, confidence: Tensor, labels: Tensor, state: State) -> Tensor:
-        """One threshold per class, t * p_c / max p, after t, p and the histogram of labels took in the batch."""
-        from crmatch.losses import class_shares
-
-        level = confidence.mean() if self.quantile is None else confidence.quantile(self.quantile)
-        state["confidence"].lerp_(level, 1 - self.decay)
-        if self.clip is not None:
-            state["confidence"].clamp_(max=self.clip)
-        state["prediction"].lerp_(weak.mean(dim=0), 1 - self.decay)
-        state["histogram"].lerp_(class_shares(labels, weak.shape[1], weak.dtype), 1 - self.decay)
-        return state["confidence"] * state["prediction"] / state["prediction"].max()
-
-    def _soft_weights(self, confidence: Tensor, state: State) -> Tensor:
-        """1 above the followed mean, a Gaussian of the followed variance below it."""
-        state["mean"].lerp_(confidence.mean(), 1 - self.decay)
-        state["variance"].lerp_(confidence.var(unbiased=len(confidence) > 1), 1 - self.decay)
-        below = (confidence - state["mean"]).clamp(max=0)
-        return (-below.square() * self.sigmas**2 / (2 * state["variance"].clamp(min=1e-12))).exp()
+    aligned = weak if rule.alignment == "none" else _aligned(rule.alignment, weak, labeled, state, decay)
+    # SoftMatch aligns confidences only; its pseudo-label is the class of the raw prediction.
+    probabilities = weak if rule.mask == "soft" else aligned
+    confidence, labels = aligned.amax(dim=1), probabilities.argmax(dim=1)
+    threshold: Tensor | float = rule.threshold
+    if rule.mask == "soft":
+        return probabilities, labels, _soft_weights(confidence, state, decay, rule.soft_sigmas)
+    if rule.mask == "flex":
+        threshold = _flex_thresholds(rule, confidence, labels, images, state["last_label"], weak.shape[1])
+    elif rule.mask == "free":
+        threshold = _free_thresholds(rule, aligned, confidence, labels, state, decay)
+    elif rule.mask == "ada":
+        assert labeled is not None
+        threshold = rule.threshold * labeled.amax(dim=1).mean()
+    return probabilities, labels, above(confidence, threshold, rule.ties)
 
 
 def above(confidence: Tensor, threshold: Tensor | float, ties: Ties) -> Tensor:
@@ -143,30 +84,61 @@ def above(confidence: Tensor, threshold: Tensor | float, ties: Ties) -> Tensor:
     return confidence > threshold if ties == "exclude" else confidence >= threshold
 
 
-def flex_mask(
-    confidence: Tensor, labels: Tensor, images: Tensor, last_label: Tensor, classes: int, threshold: float, ties: Ties
+def _aligned(alignment: Alignment, weak: Tensor, labeled: Tensor | None, state: Mapping[str, Tensor], decay: float) -> Tensor:
+    import torch
+
+    from crmatch.losses import align
+
+    started = state["started"]
+    # The first batch replaces the initial value of the averages.
+    pace = torch.where(started > 0, torch.full_like(started, 1 - decay), torch.ones_like(started))
+    state["aligned_from"].lerp_(weak.mean(dim=0), pace)
+    started.fill_(1)
+    target = torch.full_like(state["aligned_from"], 1 / weak.shape[1])
+    if alignment == "labeled":
+        assert labeled is not None
+        target = state["aligned_to"].lerp_(labeled.mean(dim=0), pace)
+    return align(weak, target, state["aligned_from"])
+
+
+def _flex_thresholds(
+    rule: FixMatch, confidence: Tensor, labels: Tensor, images: Tensor, last_label: Tensor, classes: int
 ) -> Tensor:
-    """FlexMatch's curriculum: masks with the thresholds of the step before, then remembers the step's confident labels.
+    """FlexMatch's threshold tau * b_k / (2 - b_k) for each image's class k, (N,); 0 at the start of a run.
 
-    s_c counts the images whose last confident label is c; b_c = s_c / max(max_c s_c, images never confident);
-    threshold of class c: threshold * b_c / (2 - b_c), 0 at the start.
-
-    Args:
-        confidence: (N,).
-        labels: int64 (N,), predicted classes.
-        images: int64 (N,), positions in the pool.
-        last_label: int64 (pool,), -1 where an image was never confident; changed in place.
-        classes: K.
-        threshold: tau.
-        ties: whether a confidence equal to a threshold counts.
+    b_k = s_k / max(max_k s_k, number of images that were never confident), s_k: images whose last confident label is k.
+    The thresholds are those of the step before: the confident labels of this step are written to `last_label` afterwards.
     """
     import torch
 
-    counts = torch.zeros(classes + 1, dtype=confidence.dtype, device=confidence.device)
+    counts = torch.zeros(classes + 1, dtype=confidence.dtype, device=confidence.device)  # [0]: never confident
     counts.index_add_(0, last_label + 1, torch.ones_like(last_label, dtype=counts.dtype))
     share = counts[1:] / counts.max().clamp(min=1)
-    selected = above(confidence, threshold * (share / (2 - share))[labels], ties)
-    # Unconfident labels go past the end: an image may be twice in a batch, and one look must not undo the other.
-    places = torch.where(confidence >= threshold, images, len(last_label))
-    last_label.copy_(torch.cat([last_label, last_label.new_empty(1)]).index_put((places,), labels)[:-1])
-    return selected
+    # Unconfident labels are written to a dummy slot at the end: an image can occur twice in a batch, and its unconfident copy
+    # must not overwrite the confident one.
+    slots = torch.where(confidence >= rule.threshold, images, len(last_label))
+    last_label.copy_(torch.cat([last_label, last_label.new_empty(1)]).index_put((slots,), labels)[:-1])
+    return rule.threshold * (share / (2 - share))[labels]
+
+
+def _free_thresholds(
+    rule: FixMatch, weak: Tensor, confidence: Tensor, labels: Tensor, state: Mapping[str, Tensor], decay: float
+) -> Tensor:
+    """FreeMatch's threshold t * m_k / max m for each image's class k, (N,)."""
+    from crmatch.losses import class_shares
+
+    level = confidence.mean() if rule.free_quantile is None else confidence.quantile(rule.free_quantile)
+    state["confidence"].lerp_(level, 1 - decay)
+    if rule.free_clip is not None:
+        state["confidence"].clamp_(max=rule.free_clip)
+    state["prediction"].lerp_(weak.mean(dim=0), 1 - decay)
+    state["histogram"].lerp_(class_shares(labels, weak.shape[1], weak.dtype), 1 - decay)  # for the fairness term
+    return (state["confidence"] * state["prediction"] / state["prediction"].max())[labels]
+
+
+def _soft_weights(confidence: Tensor, state: Mapping[str, Tensor], decay: float, sigmas: float) -> Tensor:
+    """SoftMatch's weights, (N,): 1 above the running mean of confidences, a Gaussian of their running variance below it."""
+    state["mean"].lerp_(confidence.mean(), 1 - decay)
+    state["variance"].lerp_(confidence.var(unbiased=len(confidence) > 1), 1 - decay)
+    below = (confidence - state["mean"]).clamp(max=0)
+    return (-below.square() * sigmas**2 / (2 * state["variance"].clamp(min=1e-12))).exp()

@@ -1,6 +1,6 @@
-"""CR-Match (Fan, Kukleva, Schiele, GCPR 2021): FixMatch, feature distance and rotation prediction.
+"""CR-Match (Fan, Kukleva and Schiele, GCPR 2021): FixMatch, a feature distance loss, and rotation prediction.
 
-L = L_S + lambda_u * (L_PseudoLabel + L_Dist) + lambda_r * L_Rot, Eqs. (4) and (5), with a weight for each term.
+L = L_S + lambda_u * (L_PseudoLabel + L_Dist) + lambda_r * L_Rot, Eqs. (4) and (5) of the paper, with a weight for each term.
 """
 
 from __future__ import annotations
@@ -11,27 +11,25 @@ from pydantic import Field, model_validator
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, SECOND_WEAK, STRONG, WEAK, LossTerms, Models, PseudoLabels, Step
+from crmatch.methods.base import LABELED, SECOND_WEAK, STRONG, WEAK, LossTerms, Models, Step, nonzero, spec_keys
 from crmatch.methods.fixmatch import FixMatch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from crmatch.networks.network import Network, NetworkShape, Outputs
+    from crmatch.networks.network import NetworkShape
 
 SECOND_STRONG = View("second_strong", "unlabeled", "strong")
 ROTATION = View("rotation", "extra", "weak")
-PAIRS = {
-    "weak-weak": (WEAK, SECOND_WEAK),
-    "weak-strong": (WEAK, STRONG),
-    "strong-strong": (STRONG, SECOND_STRONG),
-}
+PAIRS = {"weak-weak": (WEAK, SECOND_WEAK), "weak-strong": (WEAK, STRONG), "strong-strong": (STRONG, SECOND_STRONG)}
+EPOCH = 1024
+"""Steps of an "epoch" in the paper: 65,536 labeled images in batches of 64."""
 
 
 class CRMatch(FixMatch):
-    """CR-Match with every choice its paper studies; the defaults are the paper's.
+    """CR-Match with all variants that its paper studies; the defaults are the paper's choices.
 
-    With `feature_distance_weight` and `rotation_weight` at 0 it is FixMatch, to the bit.
+    With `feature_distance_weight` and `rotation_weight` 0 it is bit-identical to FixMatch.
     """
 
     title: ClassVar = "CR-Match"
@@ -41,26 +39,29 @@ class CRMatch(FixMatch):
     name: str = "crmatch"
     distance: Literal["cosine", "l2", "squared_l2", "js"] = "cosine"
     direction: Literal["equivariance", "invariance"] = "equivariance"
-    """Push the features of a pair apart (CR-Equiv), or pull them together (CR-Inv)."""
+    """Push the features of a pair of views apart (CR-Equiv), or pull them together (CR-Inv)."""
     clamp: bool = True
-    """Stop pushing at 90 degrees (cosine only). Paper: minimize the cosine. Here: max(0, cos), because the appendix says
-    that the angle stays below 90 degrees and the public code stops there."""
+    """Stop pushing at 90 degrees (cosine only). Paper: minimize the cosine. Here: minimize max(0, cos), because the appendix
+    says that the angle stays below 90 degrees, and the public code stops there."""
     feature_point: Literal["a", "b"] = "a"
-    """Where features are taken: the flattened feature map (a), or after pooling (b)."""
+    """Which features are compared, see Figure 2: the flattened feature map (a), or the pooled features (b)."""
     projection: Literal["none", "linear", "mlp"] = "linear"
+    """The head z that embeds the features."""
     projection_width: int | None = Field(None, ge=1)
-    """Width of the projected space; None: as wide as the classifier's input."""
+    """Width of the embedding; None: the width of the classifier's input."""
     distance_uses_threshold: bool = True
-    """Whether the feature distance counts confident images only."""
+    """Whether the feature distance is masked by confidence like the pseudo-label term, as in Eq. (4)."""
     pair: Literal["weak-weak", "weak-strong", "strong-strong"] = "weak-strong"
+    """The two views whose features are compared."""
     detach_weak: bool = False
     """Stop the gradient of the feature distance in the weak branch."""
     rotation_source: Literal["unlabeled", "labeled+unlabeled", "extra"] = "unlabeled"
-    """Images to rotate: the batch's unlabeled ones (Eq. 7), those and the labeled ones (Eq. 5), or an independent draw."""
+    """Images to rotate: the unlabeled images of the batch (Eq. 7), also the labeled ones (Eq. 5), or an independent draw."""
     rotation_images: int | None = Field(None, ge=1)
-    """How many unlabeled images are rotated, the first ones of the batch; None: all. Needed for `extra`."""
+    """Rotate only the first so many unlabeled images of the batch; None: all. For `extra`, the size of the draw."""
     feature_distance_weight: float = Field(1.0, ge=0)
     rotation_weight: float = Field(1.0, ge=0)
+    """lambda_r."""
 
     @model_validator(mode="after")
     def _combinations_make_sense(self) -> Self:
@@ -74,47 +75,74 @@ class CRMatch(FixMatch):
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """USB rotates 64 images drawn for it alone; `quick` the first 16 of the batch (spec 3.2, row 5)."""
-        if recipe == "usb":
-            return {"method.rotation_source": "extra", "method.rotation_images": 64}
-        return {"method.rotation_images": 16} if recipe == "quick" else {}
+        """What CR-Match does differently from the other methods of a recipe."""
+        if recipe == "usb":  # microsoft/Semi-supervised-learning has a separate loader of 64 images to rotate
+            return spec_keys("method", rotation_source="extra", rotation_images=64)
+        if recipe == "quick":
+            return spec_keys("method", rotation_images=16)
+        # Section 3.3 and the appendix of the paper; the other methods follow FixMatch's protocol
+        return (
+            spec_keys("plan", steps=setting.defaults.crmatch_epochs * EPOCH)
+            | spec_keys("data", unlabeled="remaining")
+            | spec_keys("augmentation", variant="paper")
+            | {"method.ties": "exclude", "headline": "last"}
+        )
 
     @property
     def weights(self) -> dict[str, float]:
-        """FixMatch's, and those of the two terms more."""
-        weights = {
-            "feature_distance": self.unlabeled_weight * self.feature_distance_weight,
-            "rotation": self.rotation_weight,
-        }
-        return super().weights | {name: weight for name, weight in weights.items() if weight}
+        """Factor of each term in the total; terms with weight 0 are left out."""
+        distance = self.unlabeled_weight * self.feature_distance_weight
+        return super().weights | nonzero(feature_distance=distance, rotation=self.rotation_weight)
 
     @property
-    def makes_pseudo_labels(self) -> bool:
-        """The pseudo-label term needs them, and so does the threshold of the feature distance."""
+    def needs_pseudo_labels(self) -> bool:
+        """The pseudo-label term needs them, and the masked feature distance needs their confidence."""
         masked = self.distance_uses_threshold and "feature_distance" in self.weights
         return masked or "pseudo_label" in self.weights
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Every view that a term with a weight needs, each once, in the order of the joint pass."""
-        rotated = "rotation" in self.weights and self.rotation_source
+        """Every view that a term needs, in the order of the joint forward pass."""
+        pair = PAIRS[self.pair] if "feature_distance" in self.weights else ()
         needed = {
-            LABELED: "supervised" in self.weights or rotated == "labeled+unlabeled",
-            WEAK: self._needs_all_weak or rotated in ("unlabeled", "labeled+unlabeled"),
-            STRONG: "pseudo_label" in self.weights or STRONG in self._pair,
-            SECOND_WEAK: SECOND_WEAK in self._pair,
-            SECOND_STRONG: SECOND_STRONG in self._pair,
-            ROTATION: rotated == "extra",
+            LABELED: "supervised" in self.weights or "labeled" in self._upright,
+            WEAK: self._needs_all_weak or "weak" in self._upright,
+            STRONG: "pseudo_label" in self.weights or STRONG in pair,
+            SECOND_WEAK: SECOND_WEAK in pair,
+            SECOND_STRONG: SECOND_STRONG in pair,
+            ROTATION: "rotation" in self._upright,
         }
         return tuple(view for view, is_needed in needed.items() if is_needed)
 
     @property
+    def _needs_all_weak(self) -> bool:
+        """Whether a term needs all weak views; the rotation term may need only the first ones."""
+        return self.needs_pseudo_labels or ("feature_distance" in self.weights and WEAK in PAIRS[self.pair])
+
+    @property
+    def _upright(self) -> dict[str, int | None]:
+        """Views whose images are rotated, and how many of their first images; None: all."""
+        if "rotation" not in self.weights:
+            return {}
+        sources: dict[str, dict[str, int | None]] = {
+            "unlabeled": {"weak": self.rotation_images},
+            "labeled+unlabeled": {"labeled": None, "weak": self.rotation_images},
+            "extra": {"rotation": None},
+        }
+        return sources[self.rotation_source]
+
+    @property
     def extra_batch_size(self) -> int:
-        """Independent images for rotation, where that is their source."""
+        """Independently drawn images for the rotation term."""
         return self.rotation_images or 0 if ROTATION in self.views else 0
 
+    def extra_images(self, labeled: int, unlabeled: int) -> int:
+        """Three rotated copies of each upright image of the rotation term."""
+        sizes = {"labeled": labeled, "weak": unlabeled, "rotation": self.extra_batch_size}
+        return 3 * sum(min(count or sizes[name], sizes[name]) for name, count in self._upright.items())
+
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
-        """Z of Eq. (2) and h of Eq. (7), as far as their terms have a weight; and what the confidence rule remembers."""
+        """The projection z of Eq. (2) and the rotation head h of Eq. (7), and the running state of the confidence rule."""
         from crmatch.networks.network import projection_head, rotation_head
 
         heads = super().heads(shape)
@@ -127,73 +155,59 @@ class CRMatch(FixMatch):
         return heads
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """All four terms from one pass; the unrotated copies of the rotation term are the views themselves."""
-        from crmatch.losses import rotation_loss
+        """Eq. (5) for B labeled and Bu unlabeled images, of which Br are rotated, from one forward pass."""
+        import torch
+
+        from crmatch.losses import cosine_similarity, cross_entropy, fairness, feature_distance, masked_mean, rotation_loss
         from crmatch.networks.network import forward_together
 
-        images, upright = self._joint_images(batch)
-        outputs = forward_together(models.student, images)
-        terms, pseudo_labels = self.self_training_terms(batch, outputs, models.student, step)
+        student, weights, images = models.student, self.weights, dict(batch.views)
+        terms: dict[str, Tensor] = {}
         monitors: dict[str, Tensor] = {}
-        if "feature_distance" in self.weights:
-            terms["feature_distance"], monitors["cosine"] = self._distance_term(models.student, outputs, pseudo_labels)
-        if "rotation" in self.weights:
-            features = [outputs[name].features[:count] for name, count in upright.items()]
-            logits = models.student.head("rotation", _concatenated([*features, outputs["rotated"].features]))
-            terms["rotation"] = rotation_loss(logits)
-        return LossTerms(terms, self.weights, monitors, pseudo_labels)
+        pseudo_labels = None
 
-    @property
-    def _pair(self) -> tuple[View, ...]:
-        return PAIRS[self.pair] if "feature_distance" in self.weights else ()
+        # Rotated copies for Eq. (7); the upright copies are the views themselves. Paper: rotate, then augment. Here: rotate the
+        # augmented images, because mirroring an image rotated by 90 degrees gives the mirrored image rotated by 270 degrees:
+        # after random mirroring the two labels could not be told apart.
+        if "weak" in images and not self._needs_all_weak:  # only the rotation term needs them
+            images["weak"] = images["weak"][: self.rotation_images]
+        if "rotation" in weights:
+            upright = torch.cat([images[name][:count] for name, count in self._upright.items()])  # (Br, C, H, W)
+            images["rotated"] = torch.cat([upright.rot90(turns, (2, 3)) for turns in (1, 2, 3)])  # (3 Br, C, H, W)
 
-    @property
-    def _needs_all_weak(self) -> bool:
-        """Whether a term needs every weak image; the rotation term may need only the first ones."""
-        return self.makes_pseudo_labels or WEAK in self._pair
+        # One pass over x (B), alpha(u) (Bu), A(u) (Bu) and the rotated images, so that batch statistics mix all of them
+        outputs = forward_together(student, images)
 
-    def _joint_images(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Images of the joint pass, and how many of which views serve as unrotated images.
+        # Supervised term L_S, Eq. (6): logits (B, K), labels (B,)
+        if "supervised" in weights:
+            terms["supervised"] = cross_entropy(outputs["labeled"].logits, batch.labels).mean()
 
-        Rotation comes after augmentation. Paper: prints the other order. Here: augment, then rotate, because a mirrored
-        image turned by 90 degrees is the mirror of one turned by 270, which would make the two labels indistinguishable.
-        """
-        images = dict(batch.views)
-        if "rotation" not in self.weights:
-            return images, {}
-        if self.rotation_source == "extra":
-            upright = {"rotation": len(images["rotation"])}
-        else:
-            upright = {"weak": min(self.rotation_images or len(images["weak"]), len(images["weak"]))}
-            if not self._needs_all_weak:
-                images["weak"] = images["weak"][: upright["weak"]]
-            if self.rotation_source == "labeled+unlabeled":
-                upright = {"labeled": len(images["labeled"])} | upright
-        still = _concatenated([images[name][:count] for name, count in upright.items()])
-        images["rotated"] = _concatenated([still.rot90(turns, (2, 3)) for turns in (1, 2, 3)])
-        return images, upright
+        # Pseudo-labels (Bu,) from the weak views and confidence mask 1{c > tau} (Bu,), without gradient
+        if self.needs_pseudo_labels:
+            targets, pseudo_labels = self.make_pseudo_labels(batch, outputs, student, step)
+            mask = pseudo_labels.used
 
-    def _distance_term(
-        self, student: Network, outputs: dict[str, Outputs], pseudo_labels: PseudoLabels | None
-    ) -> tuple[Tensor, Tensor]:
-        """(1/Bu) sum_j 1{c_j > tau} d(z(f(A(u_j))), z(f(alpha(u_j)))), Eqs. (2) and (4), and the mean cosine."""
-        from crmatch.losses import cosine_similarity, feature_distance, masked_mean
+        # Pseudo-label term L_PseudoLabel, Eqs. (3) and (4): mean over all Bu images, logits (Bu, K) of the strong views
+        if "pseudo_label" in weights:
+            terms["pseudo_label"] = masked_mean(cross_entropy(outputs["strong"].logits, targets), mask)
+        if "fairness" in weights:  # FreeMatch only
+            state = student.state("mask")
+            terms["fairness"] = fairness(outputs["strong"].logits, mask, state["prediction"], state["histogram"])
 
-        weak, strong = (self._embedding(student, outputs[view.name]) for view in PAIRS[self.pair])
-        cosine = cosine_similarity(strong.detach(), weak.detach()).mean()
-        if self.detach_weak:
-            weak = weak.detach()
-        distances = feature_distance(strong, weak, self.distance, self.direction, clamp=self.clamp)
-        if self.distance_uses_threshold and pseudo_labels is not None:
-            return masked_mean(distances, pseudo_labels.used), cosine
-        return distances.mean(), cosine
+        # Feature distance term L_Dist, Eqs. (2) and (4): embeddings z(f(.)) (Bu, D) of a pair of views
+        if "feature_distance" in weights:
+            pair = [outputs[view.name] for view in PAIRS[self.pair]]
+            embeddings = [view.feature_map.flatten(1) if self.feature_point == "a" else view.features for view in pair]
+            if self.projection != "none":
+                embeddings = [student.head("projection", features) for features in embeddings]
+            weak, strong = embeddings
+            monitors["cosine"] = cosine_similarity(strong.detach(), weak.detach()).mean()
+            weak = weak.detach() if self.detach_weak else weak
+            distances = feature_distance(strong, weak, self.distance, self.direction, clamp=self.clamp)  # (Bu,)
+            terms["feature_distance"] = masked_mean(distances, mask) if self.distance_uses_threshold else distances.mean()
 
-    def _embedding(self, student: Network, outputs: Outputs) -> Tensor:
-        features = outputs.feature_map.flatten(1) if self.feature_point == "a" else outputs.features
-        return features if self.projection == "none" else student.head("projection", features)
-
-
-def _concatenated(parts: list[Tensor]) -> Tensor:
-    import torch
-
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+        # Rotation term L_Rot, Eq. (7): h predicts the rotation of 4 Br images from their pooled features (4 Br, D)
+        if "rotation" in weights:
+            features = [outputs[name].features[:count] for name, count in self._upright.items()]
+            terms["rotation"] = rotation_loss(student.head("rotation", torch.cat([*features, outputs["rotated"].features])))
+        return LossTerms(terms, weights, monitors, pseudo_labels)

@@ -1,7 +1,7 @@
-"""Deep label propagation (Iscen et al., CVPR 2019): train on the labels, spread them over a graph of features, train on all.
+"""Deep label propagation (Iscen et al., CVPR 2019): labels spread over a nearest-neighbor graph of the features.
 
-Half of a run is supervised. In the other half, before every pass over the unlabeled images, labels are propagated anew
-(`propagation.py`) and every image counts as far as its label is certain and its class is rare.
+The first half of a run is supervised. In the second half, labels are propagated before every epoch (propagation.py), and all
+images are trained on, weighted by the certainty of their label and by the rarity of their class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step, nonzero, spec_keys
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 EPOCHS_PER_STAGE = 180
 COSINE_EPOCHS = 210
-"""The cosine of the learning rate would reach 0 after so many epochs; each stage ends before."""
+"""The cosine of the learning rate would reach 0 at this epoch; each stage ends before."""
 
 
 class LabelPropagation(Method):
-    """L = (1/B) sum_i omega_i zeta_{yhat_i} CE(yhat_i, logits_i) over the B labeled and unlabeled images of a batch.
+    """L = (1/N) sum_i omega_i zeta_{y_i} CE(y_i, logits_i) over the N = B + Bu images of a batch.
 
-    The labeled and the unlabeled images of the sum are two terms. Before the first propagation the batch has labeled
-    images only, and each of them counts as 1.
+    y_i is the true or propagated label, omega_i its certainty (1 for labeled images), zeta_k the weight of class k. Labeled and
+    unlabeled images are two terms. The first stage has only labeled images, all with weight 1.
     """
 
     title: ClassVar = "Label propagation"
-    summary: ClassVar = "labels spread over a nearest-neighbor graph of the features, anew before every epoch"
+    summary: ClassVar = "labels spread over a nearest-neighbor graph of the features, recomputed before every epoch"
     paper: ClassVar = "Iscen et al., CVPR 2019, arXiv 1904.04717"
     evaluated: ClassVar = "raw"
     reference_steps: ClassVar = 2 * EPOCHS_PER_STAGE
-    """Epochs, in which its paper counts."""
+    """In epochs, because the paper counts the stages in epochs."""
 
     name: str = "label_propagation"
     supervised_epochs: int = Field(EPOCHS_PER_STAGE, ge=1, lt=2 * EPOCHS_PER_STAGE)
-    """Length of the supervised stage, of 360 epochs of the whole run; in any run it takes this share."""
+    """Length of the supervised stage in a run of 360 epochs; in other runs it takes the same share."""
     neighbors: int = Field(50, ge=1)
     """k of the nearest-neighbor graph."""
     similarity_power: float = Field(3.0, gt=0)
-    """gamma, to which similarities are raised."""
+    """gamma: exponent of the similarities."""
     diffusion: float = Field(0.99, ge=0, lt=1)
     """alpha: how much of an image's label comes from its neighbors."""
     solver_iterations: int = Field(20, ge=1)
@@ -54,89 +54,74 @@ class LabelPropagation(Method):
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """Two stages with a learning rate that starts again; batches, rate and network of its paper (spec 4.9)."""
+        """ahmetius/LP-DeepSSL: two stages of 180 epochs, each with its own cosine; batches of 100 or 128."""
         stage = {"share": 0.5, "shape": "half_cosine", "arc": EPOCHS_PER_STAGE / COSINE_EPOCHS}
-        keys: dict[str, Any] = {"plan.schedule": [stage, stage]}
+        keys = spec_keys("plan", schedule=[stage, stage])
         if recipe not in ("paper", "original"):
-            return keys  # `quick` keeps the two-stage schedule: the second stage starts from the rate of the first
-        small = setting.stem == "cifar10"
-        keys |= {
-            "data.unlabeled": "remaining",
-            "plan.steps": None,
-            "plan.unlabeled_epochs": 2 * EPOCHS_PER_STAGE,
-            "plan.labeled_batch_size": 50 if small else 31,
-            "plan.unlabeled_batch_size": 50 if small else 97,
-            "plan.learning_rate": 0.05 if small else 0.2,
-            "plan.weight_decay": 2e-4,
-            "network.normalize_features": True,
-            "headline": "last",
-        }
+            return keys
+        labeled, unlabeled, rate = (50, 50, 0.05) if setting.stem == "cifar10" else (31, 97, 0.2)
+        keys |= spec_keys("plan", labeled_batch_size=labeled, unlabeled_batch_size=unlabeled, learning_rate=rate)
+        keys |= spec_keys("plan", steps=None, unlabeled_epochs=2 * EPOCHS_PER_STAGE, weight_decay=2e-4)
+        keys |= {"data.unlabeled": "remaining", "network.normalize_features": True, "headline": "last"}
         if setting.stem == "mini_imagenet":
-            keys |= {"augmentation.padding": 8, "augmentation.padding_mode": "zero", "augmentation.rotation": 10.0}
+            keys |= spec_keys("augmentation", padding=8, padding_mode="zero", rotation=10.0)
         return keys
 
     @property
     def weights(self) -> dict[str, float]:
-        """Factor of each term, those of exactly 0 left out."""
-        weights = {"supervised": self.supervised_weight, "pseudo_label": self.pseudo_label_weight}
-        return {name: weight for name, weight in weights.items() if weight}
+        """Factor of each term in the total; terms with weight 0 are left out."""
+        return nonzero(supervised=self.supervised_weight, pseudo_label=self.pseudo_label_weight)
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Labeled and unlabeled images, augmented alike."""
-        return (LABELED, WEAK) if "pseudo_label" in self.weights else (LABELED,)
+        """Weak views of labeled and unlabeled images."""
+        return (LABELED, WEAK) if self.pseudo_label_weight else (LABELED,)
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
-        """What the last propagation found: yhat and omega of every unlabeled image, zeta of every class."""
+        """Result of the last propagation: label and certainty omega of all unlabeled images, and class weights zeta."""
         import torch
 
         from crmatch.networks.network import RunningState
 
-        if "pseudo_label" not in self.weights:
+        if not self.pseudo_label_weight:
             return {}
-        return {
-            "memory": RunningState(
-                labels=torch.zeros(shape.unlabeled, dtype=torch.int64),
-                certainty=torch.zeros(shape.unlabeled),
-                class_weights=torch.ones(shape.classes),
-            )
-        }
+        labels, certainty = torch.zeros(shape.unlabeled, dtype=torch.int64), torch.zeros(shape.unlabeled)
+        return {"memory": RunningState(labels=labels, certainty=certainty, class_weights=torch.ones(shape.classes))}
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """Cross-entropy of the labeled images, and from the first propagation on of all images, weighted."""
+        """Cross-entropy of the labeled images; in the second stage, weighted cross-entropy of all images."""
         from crmatch.losses import cross_entropy
         from crmatch.networks.network import forward_together
 
         student = models.student
-        if "pseudo_label" not in self.weights or step.number < self.refresh_start(step.total):
+        if not self.pseudo_label_weight or step.number < self.refresh_start(step.total):
             logits = student(batch.views["labeled"]).logits
             return LossTerms({"supervised": cross_entropy(logits, batch.labels).mean()}, {"supervised": self.supervised_weight})
         outputs = forward_together(student, batch.views)
         memory = student.state("memory")
-        labels, certainty = memory["labels"][batch.unlabeled], memory["certainty"][batch.unlabeled]
-        rarity = memory["class_weights"]
+        labels, certainty = memory["labels"][batch.unlabeled], memory["certainty"][batch.unlabeled]  # y, omega (Bu,)
+        rarity = memory["class_weights"]  # zeta (K,)
+        supervised = rarity[batch.labels] * cross_entropy(outputs["labeled"].logits, batch.labels)  # (B,)
+        pseudo_label = certainty * rarity[labels] * cross_entropy(outputs["weak"].logits, labels)  # (Bu,)
         images = len(batch.labels) + len(labels)
-        supervised = rarity[batch.labels] * cross_entropy(outputs["labeled"].logits, batch.labels)
-        pseudo_label = certainty * rarity[labels] * cross_entropy(outputs["weak"].logits, labels)
         terms = {"supervised": supervised.sum() / images, "pseudo_label": pseudo_label.sum() / images}
         return LossTerms(terms, self.weights, pseudo_labels=PseudoLabels(labels, certainty))
 
     def refresh_every(self, steps_per_epoch: int, total_steps: int) -> int | None:
-        """Every pass over the unlabeled images."""
-        return steps_per_epoch if "pseudo_label" in self.weights else None
+        """Once per epoch."""
+        return steps_per_epoch if self.pseudo_label_weight else None
 
     def refresh_start(self, total_steps: int) -> int:
         """The first step of the second stage."""
         return self.scaled(self.supervised_epochs, total_steps)
 
     def refresh(self, context: Refresh) -> None:
-        """Propagate the labels over the features of all images, which are augmented as in training."""
+        """Propagate the labels over the features of all images, augmented as in training."""
         import torch
 
         from crmatch.methods.propagation import propagate
 
-        labeled, _ = context.features("labeled", "weak")
-        unlabeled, _ = context.features("unlabeled", "weak")
+        labeled, unlabeled = (context.features(pool, "weak")[0] for pool in ("labeled", "unlabeled"))
         memory = context.models.student.state("memory")
         propagated = propagate(
             torch.cat([labeled, unlabeled]),

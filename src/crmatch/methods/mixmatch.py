@@ -1,40 +1,26 @@
-"""MixMatch (Berthelot et al., NeurIPS 2019): guess labels, sharpen them, mix everything with everything."""
+"""MixMatch (Berthelot et al., NeurIPS 2019): guess labels, sharpen them, and mix labeled and unlabeled images."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import (
-    LABELED,
-    ONE_UNLABELED_EACH,
-    SECOND_WEAK,
-    WEAK,
-    LossTerms,
-    Method,
-    Models,
-    Step,
-    original_optimizer,
-)
+from crmatch.methods import base
+from crmatch.methods.base import LABELED, SECOND_WEAK, WEAK, LossTerms, Method, Models, Step, spec_keys
 from crmatch.methods.mixup import draw_mixing
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from crmatch.networks.network import Network
-
 MixedPass = Literal["joint", "interleaved"]
-ORIGINAL_WEIGHTS = {"cifar10": 75, "svhn": 250, "cifar100": 150, "stl10": 50}
+ORIGINAL_WEIGHTS = {"cifar10": 75, "svhn": 250, "cifar100": 150, "stl10": 50}  # google-research/mixmatch
 
 
 class MixMatch(Method):
     """L = CE(mixed labeled) + w(t) * lambda_u * mean (q' - softmax(mixed unlabeled))^2.
 
-    q is the mean prediction on two weak views, sharpened; labels and q are mixed as their images are, over the union of
-    labeled and unlabeled views, with lam ~ Beta(alpha, alpha), at least 1/2.
+    q is the sharpened mean prediction on two weak views of an image, and q' the mixed q. MixUp mixes the union of labeled and
+    unlabeled views, with lam = max(l, 1 - l), l ~ Beta(alpha, alpha), and their labels and guesses in the same way.
     """
 
     title: ClassVar = "MixMatch"
@@ -46,74 +32,61 @@ class MixMatch(Method):
     temperature: float = Field(0.5, gt=0)
     mixup_alpha: float = Field(0.5, gt=0)
     share_per: Literal["sample", "batch"] = "sample"
-    """One lam for each image (Google's code), or one for all of a step (USB)."""
+    """Draw lam for each image (google-research/mixmatch), or once per step (USB)."""
     consistency_weight: float = Field(100.0, ge=0)
     ramp_steps: int = Field(16_384, ge=1)
-    """Steps over which the consistency weight rises, in a run of 2^20."""
+    """w(t) rises linearly from 0 to 1 over so many steps of a run of 2^20."""
     mixed_pass: MixedPass = "joint"
-    """One pass over all mixed images, or one for each third of them, of which the first moves the running statistics."""
+    """One forward pass over all mixed images, or one for each third, of which the first updates the running statistics."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """As many unlabeled as labeled images; the numbers of MixMatch's own paper in `original`."""
-        usb_ramp = {"method.ramp_steps": 2**20 * 2 // 5}
+        """`paper`: google-research/fixmatch; `original`: google-research/mixmatch."""
+        usb_ramp = spec_keys("method", ramp_steps=2**20 * 2 // 5)
         if recipe == "quick":
-            # In proportion the weight would reach 100 after 16 of 1,000 steps, when guesses are still random: it collapses.
+            # Scaled in proportion, the weight reaches 100 after 16 of 1,000 steps, when guesses are random: training collapses.
             return usb_ramp
         if recipe == "usb":
-            return ONE_UNLABELED_EACH | usb_ramp | {"method.share_per": "batch"}
+            return base.EQUAL_BATCHES | usb_ramp | spec_keys("method", share_per="batch")
         if recipe == "paper":
-            return ONE_UNLABELED_EACH
-        chosen = {
-            "method.mixup_alpha": 0.25 if setting.data == "svhn_extra" else 0.75,
-            "method.consistency_weight": ORIGINAL_WEIGHTS.get(setting.stem or "", 75),
-            "method.mixed_pass": "interleaved",
-        }
-        return ONE_UNLABELED_EACH | original_optimizer(0.04 if setting.stem == "cifar100" else 0.02) | chosen
+            return base.EQUAL_BATCHES
+        alpha = 0.25 if setting.data == "svhn_extra" else 0.75
+        weight = ORIGINAL_WEIGHTS.get(setting.stem or "", 75)
+        method = spec_keys("method", mixup_alpha=alpha, consistency_weight=weight, mixed_pass="interleaved")
+        return base.EQUAL_BATCHES | base.original_optimizer(0.04 if setting.stem == "cifar100" else 0.02) | method
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Labeled images, and two weak views of the unlabeled ones."""
+        """Labeled images, and two weak views of the unlabeled images."""
         return (LABELED, WEAK, SECOND_WEAK) if self.consistency_weight else (LABELED,)
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """Guess in one pass, mix, and predict the mixtures."""
+        """Both terms, from one forward pass that guesses labels and one over the N = B + 2 Bu mixed images."""
         import torch
 
-        from crmatch.losses import cross_entropy, squared_difference
+        from crmatch.losses import cross_entropy, sharpen, squared_difference
+        from crmatch.networks.batch_norm import forward_interleaved, forward_without_bn_update
 
-        images = torch.cat(list(batch.views.values()))
-        classes = models.student.classifier.out_features
-        targets = torch.nn.functional.one_hot(batch.labels, classes).to(images.dtype)
+        student, images = models.student, torch.cat(list(batch.views.values()))  # (N, C, H, W)
+        labeled, classes = len(batch.labels), student.classifier.out_features
+        targets = torch.nn.functional.one_hot(batch.labels, classes).to(images.dtype)  # (B, K)
+
+        # Guessed labels q (Bu, K), without gradient, for both views
         if self.consistency_weight:
-            guess = self._guess(models.student, batch)
-            targets = torch.cat([targets, guess, guess])
-        generator = step.generator("mixup")
-        mixing = draw_mixing(len(images), self.mixup_alpha, generator, images.device, per=self.share_per)
-        logits = predict_mixed(models.student, mixing.apply(images), len(batch.views), self.mixed_pass)
-        targets, labeled = mixing.apply(targets), len(batch.labels)
+            with torch.no_grad():
+                first, second = forward_without_bn_update(student, images[labeled:]).logits.softmax(dim=1).chunk(2)
+                guess = sharpen((first + second) / 2, self.temperature)
+            targets = torch.cat([targets, guess, guess])  # (N, K)
+
+        # MixUp of labeled and unlabeled images
+        mixing = draw_mixing(images, self.mixup_alpha, step.generator("mixup"), per=self.share_per)
+        passes = len(batch.views) if self.mixed_pass == "interleaved" else 1
+        logits = forward_interleaved(student, mixing.apply(images), passes)  # (N, K)
+        targets = mixing.apply(targets)
+
         terms = {"supervised": cross_entropy(logits[:labeled], targets[:labeled]).mean()}
         weights = {"supervised": 1.0}
         if self.consistency_weight:
             terms["consistency"] = squared_difference(logits[labeled:], targets[labeled:])
             weights["consistency"] = self.consistency_weight * step.ramp(self.scaled(self.ramp_steps, step.total))
         return LossTerms(terms, weights)
-
-    def _guess(self, student: Network, batch: Batch) -> Tensor:
-        """Sharpened mean over the two views of softmax, without gradient: (Bu, K)."""
-        import torch
-
-        from crmatch.losses import sharpen
-        from crmatch.networks.batch_norm import forward_without_bn_update
-
-        views = torch.cat([batch.views["weak"], batch.views["second_weak"]])
-        with torch.no_grad():
-            first, second = forward_without_bn_update(student, views).logits.softmax(dim=1).chunk(2)
-            return sharpen((first + second) / 2, self.temperature)
-
-
-def predict_mixed(student: Network, images: Tensor, groups: int, mixed_pass: MixedPass) -> Tensor:
-    """Logits of mixed images from one pass, or from `groups` interleaved ones."""
-    from crmatch.networks.batch_norm import forward_interleaved
-
-    return student(images).logits if mixed_pass == "joint" else forward_interleaved(student, images, groups)

@@ -1,4 +1,4 @@
-"""MixUp (Zhang et al., ICLR 2018): draw shares and partners, then mix anything that has one row per image."""
+"""MixUp (Zhang et al., ICLR 2018): draw shares and partners once, then mix images and their labels alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Mixing(NamedTuple):
-    """How N images are mixed: row i becomes share_i * row_i + (1 - share_i) * row_partner_i.
+    """Row i of N rows becomes share_i * row_i + (1 - share_i) * row_partner_i.
 
     Attributes:
         share: float64 (N,), lam.
@@ -21,7 +21,7 @@ class Mixing(NamedTuple):
     partner: Tensor
 
     def apply(self, values: Tensor) -> Tensor:
-        """`values` (N, ...) mixed row by row."""
+        """Mix the rows of `values` (N, ...)."""
         import torch
 
         share = self.share.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
@@ -29,32 +29,31 @@ class Mixing(NamedTuple):
 
 
 def draw_mixing(
-    count: int,
+    images: Tensor,
     alpha: float,
     generator: torch.Generator,
-    device: torch.device,
     *,
     per: Literal["sample", "batch"] = "sample",
     keep_larger: bool = True,
     partner: Literal["random", "reversed"] = "random",
 ) -> Mixing:
-    """Shares lam ~ Beta(alpha, alpha) and partners for `count` images.
+    """Draw shares lam ~ Beta(alpha, alpha) and partners for N images.
 
     Args:
-        count: N.
+        images: (N, ...), for their number and device.
         alpha: of the Beta distribution.
-        generator: the step's own.
-        device: where the images are.
-        per: one share for each image, or one for all of them.
-        keep_larger: take max(lam, 1 - lam), so that every image stays mostly itself.
+        generator: random generator of the step, on the CPU.
+        per: draw a share for each image, or one share for the batch.
+        keep_larger: use max(lam, 1 - lam), so that the image itself has the larger share.
         partner: a random permutation, or the batch in reverse order.
     """
     import torch
 
+    count = len(images)
     shape = torch.full((2, count if per == "sample" else 1), alpha, dtype=torch.float64)
-    gamma = torch._standard_gamma(shape, generator=generator)
+    gamma = torch._standard_gamma(shape, generator=generator)  # torch.distributions.Beta takes no generator
     share = gamma[0] / gamma.sum(dim=0)
     if keep_larger:
         share = torch.maximum(share, 1 - share)
     partners = torch.randperm(count, generator=generator) if partner == "random" else torch.arange(count - 1, -1, -1)
-    return Mixing(share.expand(count).to(device), partners.to(device))
+    return Mixing(share.expand(count).to(images.device), partners.to(images.device))

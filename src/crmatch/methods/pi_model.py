@@ -1,4 +1,4 @@
-"""The Pi model (Laine and Aila, ICLR 2017): two views of an image get the same prediction."""
+"""Pi-model (Laine and Aila, ICLR 2017): two views of an image get the same prediction."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, SECOND_WEAK, WEAK, LossTerms, Method, Models, Step, older_recipe
+from crmatch.methods.base import LABELED, SECOND_WEAK, WEAK, LossTerms, Method, Models, Step, older_recipe, spec_keys
 
 
 class PiModel(Method):
-    """L = CE + w(t) * K * mean (softmax(first view) - softmax(second view))^2, no gradient through the first."""
+    """L = CE + w(t) * lambda * mean (softmax(first view) - softmax(second view))^2, without gradient in the first view."""
 
     title: ClassVar = "Pi-model"
     summary: ClassVar = "two weak views of an image get the same prediction"
@@ -22,21 +22,21 @@ class PiModel(Method):
     name: str = "pi_model"
     consistency_weight: float = Field(10.0, ge=0)
     ramp_share: float = Field(0.4, gt=0, le=1)
-    """Part of the run over which the consistency weight rises."""
+    """w(t) rises linearly from 0 to 1 over this share of the run."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """As many unlabeled as labeled images; weights per data set in `original`."""
+        """`original`: the weights of google-research/mixmatch."""
         weight = {"cifar10": 20, "cifar100": 20, "svhn": 5}.get(setting.stem or "", 10)
-        return older_recipe(recipe, {"method.consistency_weight": weight})
+        return older_recipe(recipe, spec_keys("method", consistency_weight=weight))
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Labeled images, and two weak views of the unlabeled ones."""
+        """Labeled images, and two weak views of the unlabeled images."""
         return (LABELED, WEAK, SECOND_WEAK) if self.consistency_weight else (LABELED,)
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """Supervised and consistency terms from three passes of the student."""
+        """Supervised and consistency terms, from three forward passes of the student."""
         import torch
 
         from crmatch.losses import cross_entropy, squared_difference
@@ -46,7 +46,7 @@ class PiModel(Method):
         weights = {"supervised": 1.0}
         if self.consistency_weight:
             with torch.no_grad():
-                targets = forward_without_bn_update(models.student, batch.views["weak"]).logits.softmax(dim=1)
+                targets = forward_without_bn_update(models.student, batch.views["weak"]).logits.softmax(dim=1)  # (Bu, K)
             logits = forward_without_bn_update(models.student, batch.views["second_weak"]).logits
             terms["consistency"] = squared_difference(logits, targets)
             weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)

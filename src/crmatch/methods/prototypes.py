@@ -1,4 +1,4 @@
-"""Prototypes of classes (Kuo et al., ECCV 2020): the mean of a class's features and centroids of their clusters."""
+"""Prototypes of classes (Kuo et al., ECCV 2020): the mean of a class's features, and the centroids of their clusters."""
 
 from __future__ import annotations
 
@@ -10,23 +10,11 @@ from torch import Tensor
 
 KMEANS_ITERATIONS = 100
 THRESHOLDS = 5
-"""So many thresholds are tried, each half of the one before."""
-
-
-class Prototypes(NamedTuple):
-    """Prototypes of K classes, M places each.
-
-    Attributes:
-        features: (K * M, D), class after class; 0 where a place is empty.
-        filled: bool (K * M,).
-    """
-
-    features: Tensor
-    filled: Tensor
+"""Number of confidence thresholds that are tried, each half of the one before."""
 
 
 class Candidates(NamedTuple):
-    """Features with the classes they are taken for: (N, D) and int64 (N,)."""
+    """Features (N, D), and their true or predicted classes, int64 (N,)."""
 
     features: Tensor
     classes: Tensor
@@ -34,14 +22,15 @@ class Candidates(NamedTuple):
 
 def find_prototypes(
     labeled: Candidates, unlabeled: Candidates | None, classes: int, per_class: int, generator: torch.Generator
-) -> Prototypes:
-    """Up to `per_class` prototypes of each class: half of them from labeled features, the rest from unlabeled ones.
+) -> tuple[Tensor, Tensor]:
+    """Up to M = `per_class` prototypes of each class: half from labeled features, the rest from unlabeled ones.
 
-    Without unlabeled features all come from labeled ones. Where labeled features are too few for their half, unlabeled
-    ones take the places.
+    Without unlabeled features, all come from labeled ones. If labeled features do not fill their half, unlabeled ones do.
+
+    Returns:
+        Prototypes (K * M, D), class after class, and a bool mask (K * M,) of the rows that are filled; all others are 0.
     """
-    width = labeled.features.shape[1]
-    features = labeled.features.new_zeros(classes, per_class, width)
+    features = labeled.features.new_zeros(classes, per_class, labeled.features.shape[1])
     filled = torch.zeros(classes, per_class, dtype=torch.bool)
     for label in range(classes):
         own = labeled.features[labeled.classes == label]
@@ -51,13 +40,13 @@ def find_prototypes(
             found = torch.cat([found, class_prototypes(taken, per_class - len(found), generator)])
         features[label, : len(found)] = found
         filled[label, : len(found)] = True
-    return Prototypes(features.flatten(0, 1), filled.flatten())
+    return features.flatten(0, 1), filled.flatten()
 
 
 def class_prototypes(features: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """The mean and count - 1 centroids of (N, D) features, or all of them where they are no more than that.
+    """The mean of (N, D) features and count - 1 centroids; all features if there are no more than centroids.
 
-    Clusters are found among features of length 1; a centroid is the mean of the features themselves.
+    Clusters are found among the normalized features; a centroid is the mean of the features as they are.
     """
     if not len(features):
         return features
@@ -75,8 +64,8 @@ def class_prototypes(features: Tensor, count: int, generator: torch.Generator) -
 def kmeans(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
     """Lloyd's algorithm from k-means++ centers: the cluster of each of (N, D) points, int64 (N,).
 
-    The i-th center is the first point at which the running sum of squared distances to the nearest center so far exceeds
-    a uniform share of its total; the first center is uniform. A cluster that loses all its points keeps its center.
+    Written here because scikit-learn's takes no torch generator. The first center is uniform. Each further center is a point
+    drawn with probability proportional to its squared distance to the nearest center. An empty cluster keeps its center.
     """
     shares = torch.rand(clusters, generator=generator, dtype=torch.float64)
     centers = points[: int(shares[0] * len(points)) + 1][-1:]
@@ -89,17 +78,19 @@ def kmeans(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
         sums = torch.zeros_like(centers).index_add_(0, members, points)
         counts = members.bincount(minlength=clusters)[:, None]
         centers = torch.where(counts > 0, sums / counts.clamp_min(1), centers)
-        renewed = _squared_distances(points, centers).argmin(dim=1)
-        if torch.equal(renewed, members):
+        before, members = members, _squared_distances(points, centers).argmin(dim=1)
+        if torch.equal(before, members):
             break
-        members = renewed
     return members
 
 
 def confident_candidates(
     seen: Candidates, confidence: Tensor, classes: int, threshold: float, needed: int
 ) -> Candidates | None:
-    """Those whose confidence (N,) exceeds the threshold, which is halved until each class has more than `needed`, or None."""
+    """Candidates with confidence (N,) above the threshold, which is halved until every class has more than `needed`.
+
+    None if no threshold gives enough.
+    """
     for halvings in range(THRESHOLDS):
         chosen = confidence > threshold / 2**halvings
         if int(seen.classes[chosen].bincount(minlength=classes).min()) > needed:

@@ -1,4 +1,4 @@
-"""Pseudo-Label (Lee, ICML workshop 2013): confident predictions become labels of the very same view."""
+"""Pseudo-Label (Lee, ICML workshop 2013): a confident prediction is the label of the same view."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Step, older_recipe
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Step, older_recipe, spec_keys
 from crmatch.methods.confidence import Ties, above
 
 
 class PseudoLabel(Method):
-    """L = CE + w(t) * lambda * (1/Bu) sum_j 1{max p_j > tau} CE(argmax p_j, logits_j) on one weak view.
+    """L = CE + w(t) * lambda * (1/Bu) sum_j 1{max p_j > tau} CE(argmax p_j, logits_j), all on one weak view.
 
-    Reference: the mask keeps a trailing axis and meets every image's loss. Here: one mask value per image, because the
-    paper means it.
+    google-research/fixmatch broadcasts the mask over the batch, which gives mean(mask) * mean(CE). Here the mask has one value
+    per image, as the paper means it.
     """
 
     title: ClassVar = "Pseudo-Label"
@@ -29,21 +29,21 @@ class PseudoLabel(Method):
     ties: Ties = "exclude"
     pseudo_label_weight: float = Field(1.0, ge=0)
     ramp_share: float = Field(0.4, gt=0, le=1)
-    """Part of the run over which the weight of pseudo-labels rises."""
+    """w(t) rises linearly from 0 to 1 over this share of the run."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """As many unlabeled as labeled images; twice the weight on SVHN."""
-        keys: dict[str, Any] = {"method.pseudo_label_weight": 2} if setting.stem == "svhn" and recipe != "usb" else {}
-        return keys | older_recipe(recipe, {})
+        """google-research/fixmatch: twice the weight on SVHN."""
+        svhn = spec_keys("method", pseudo_label_weight=2) if setting.stem == "svhn" and recipe != "usb" else {}
+        return svhn | older_recipe(recipe, {})
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Labeled and unlabeled images, weakly augmented."""
+        """Weak views of labeled and unlabeled images."""
         return (LABELED, WEAK) if self.pseudo_label_weight else (LABELED,)
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """Supervised and pseudo-label terms from one pass each."""
+        """Supervised and pseudo-label terms, from one forward pass each."""
         from crmatch.losses import cross_entropy, masked_mean
         from crmatch.networks.batch_norm import forward_without_bn_update
 
@@ -51,9 +51,9 @@ class PseudoLabel(Method):
         weights = {"supervised": 1.0}
         if not self.pseudo_label_weight:
             return LossTerms(terms, weights)
-        logits = forward_without_bn_update(models.student, batch.views["weak"]).logits
+        logits = forward_without_bn_update(models.student, batch.views["weak"]).logits  # (Bu, K)
         confidence, labels = logits.detach().softmax(dim=1).max(dim=1)
-        confident = above(confidence, self.threshold, self.ties)
-        terms["pseudo_label"] = masked_mean(cross_entropy(logits, labels), confident)
+        mask = above(confidence, self.threshold, self.ties)
+        terms["pseudo_label"] = masked_mean(cross_entropy(logits, labels), mask)
         weights["pseudo_label"] = self.pseudo_label_weight * step.ramp(self.ramp_share * step.total)
-        return LossTerms(terms, weights, pseudo_labels=PseudoLabels(labels, confident))
+        return LossTerms(terms, weights, pseudo_labels=PseudoLabels(labels, mask))

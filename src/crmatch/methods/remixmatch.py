@@ -1,16 +1,16 @@
-"""ReMixMatch (Berthelot et al., ICLR 2020): MixMatch with aligned guesses, strong views that follow weak ones, and rotation."""
+"""ReMixMatch (Berthelot et al., ICLR 2020): MixMatch with distribution alignment, strong views, and rotation prediction."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import ONE_UNLABELED_EACH, STRONG, WEAK, LossTerms, Method, Models, Step, original_optimizer
-from crmatch.methods.mixmatch import MixedPass, predict_mixed
+from crmatch.methods import base
+from crmatch.methods.base import STRONG, WEAK, LossTerms, Method, Models, Step, nonzero, spec_keys
+from crmatch.methods.mixmatch import MixedPass
 from crmatch.methods.mixup import draw_mixing
 
 if TYPE_CHECKING:
@@ -19,16 +19,13 @@ if TYPE_CHECKING:
     from crmatch.networks.network import Network, NetworkShape
 
 STRONG_LABELED = View("labeled", "labeled", "strong")
-FEW_LABELS = 4
-"""Labels per class up to which the paper uses one strong view and more rotation."""
 
 
 class ReMixMatch(Method):
     """L = CE(mixed labeled) + w(t) (a CE(mixed unlabeled) + b CE(q, first strong view)) + lambda_r CE(rotation).
 
-    q = sharpen(normalize(p_weak * p_data / p_model)), the same for all views of an image; p_model is the mean of the last
-    batches' mean predictions, p_data follows the labels. MixUp as in MixMatch, over labeled, weak and strong views.
-    Labeled images are strongly augmented as well.
+    q = sharpen(Normalize(p_weak * p_data / p_model)) is the target of all views of an image. p_model is the mean prediction on
+    the last batches, p_data a running average of the labels. MixUp as in MixMatch, over labeled, weak and strong views.
     """
 
     title: ClassVar = "ReMixMatch"
@@ -38,65 +35,54 @@ class ReMixMatch(Method):
 
     name: str = "remixmatch"
     strong_views: int = Field(8, ge=1, le=32)
-    """K, strong views of each unlabeled image."""
+    """Strong views of each unlabeled image, called K in the paper."""
     temperature: float = Field(0.5, gt=0)
     mixup_alpha: float = Field(0.75, gt=0)
     mixed_weight: float = Field(1.5, ge=0)
+    """a: weight of the mixed unlabeled images."""
     strong_weight: float = Field(0.5, ge=0)
-    """Of the first strong view, unmixed, against q."""
+    """b: weight of the first strong view, which is not mixed."""
     rotation_weight: float = Field(0.5, ge=0)
     ramp_steps: int = Field(16_384, ge=1)
-    """Steps over which the two unlabeled weights rise, in a run of 2^20."""
+    """w(t) rises linearly from 0 to 1 over so many steps of a run of 2^20."""
     memory_batches: int = Field(128, ge=1)
-    """Batches whose mean predictions make p_model."""
+    """p_model is the mean over so many batches."""
     average_decay: float = Field(0.999, ge=0, lt=1)
-    """How slowly p_data follows the labels."""
+    """Decay of the running average p_data."""
     weak_augmentation: Literal["weak", "none"] = "weak"
-    """Whether the view that is guessed from is moved and mirrored; on STL-10 it is not."""
+    """Augmentation of the view whose label is guessed; none on STL-10."""
     mixed_pass: MixedPass = "joint"
-    """One pass over all mixed images, or one for each group of them, of which the first moves the running statistics."""
+    """One forward pass over all mixed images, or one for each view, of which the first updates the running statistics."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """CTAugment without CutOut; strong views and rotation by data set and number of labels."""
+        """google-research/remixmatch: CTAugment without CutOut; views and weights by data set and number of labels."""
         if recipe == "usb":
-            return ONE_UNLABELED_EACH | {"method.strong_views": 2}
-        keys: dict[str, Any] = {"augmentation.policy": "ctaugment", "augmentation.cutout": False}
-        if 0 < setting.labels_per_class <= FEW_LABELS and setting.stem != "cifar100":
-            more_rotation = (
-                {"method.rotation_weight": 3}
-                if setting.stem == "svhn"
-                else {
-                    "method.rotation_weight": 2,
-                    "method.ramp_steps": 131_072,
-                }
-            )
-            keys |= {"method.strong_views": 1} | more_rotation
-        elif setting.stem == "stl10":
-            keys["method.strong_views"] = 4
+            return base.EQUAL_BATCHES | spec_keys("method", strong_views=2)
+        keys = spec_keys("augmentation", policy="ctaugment", cutout=False)
         if setting.stem == "stl10":
-            keys["method.weak_augmentation"] = "none"
+            keys |= spec_keys("method", strong_views=4, weak_augmentation="none")
+        # With at most 4 labels per class: one strong view, and more weight on rotation
+        if 0 < setting.labels_per_class <= 4 and setting.stem != "cifar100":
+            few = dict(rotation_weight=3) if setting.stem == "svhn" else dict(rotation_weight=2, ramp_steps=131_072)
+            keys |= spec_keys("method", strong_views=1, **few)
         if recipe == "quick":
-            # At most two strong views (USB's number): eight would make a step four times as long as CR-Match's.
-            # What alignment remembers is shortened as the moving average of the weights is in `quick`, by ten or by two.
-            digits = setting.data == "digits"
-            return keys | {
-                "method.strong_views": min(2, keys.get("method.strong_views", 2)),
-                "method.memory_batches": 13 if digits else 64,
-                "method.average_decay": 0.99 if digits else 0.998,
-            }
-        keys |= ONE_UNLABELED_EACH
-        return keys | original_optimizer() | {"method.mixed_pass": "interleaved"} if recipe == "original" else keys
+            # At most two strong views (USB's number): with eight, a step is four times as long as a step of CR-Match.
+            # The memory of alignment is shortened like the moving average of the weights: by ten (digits) or by two.
+            batches, decay = (13, 0.99) if setting.data == "digits" else (64, 0.998)
+            views = min(2, keys.get("method.strong_views", 2))
+            return keys | spec_keys("method", strong_views=views, memory_batches=batches, average_decay=decay)
+        original = base.original_optimizer() | spec_keys("method", mixed_pass="interleaved")
+        return keys | base.EQUAL_BATCHES | (original if recipe == "original" else {})
 
     @property
     def weights(self) -> dict[str, float]:
-        """Final factor of each term, those of exactly 0 left out."""
-        weights = {"mixed": self.mixed_weight, "strong": self.strong_weight, "rotation": self.rotation_weight}
-        return {"supervised": 1.0} | {name: weight for name, weight in weights.items() if weight}
+        """Factor of each term after the ramp; terms with weight 0 are left out."""
+        return nonzero(supervised=1.0, mixed=self.mixed_weight, strong=self.strong_weight, rotation=self.rotation_weight)
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Labeled images, strongly augmented; one weak and K strong views of the unlabeled ones."""
+        """Strong views of labeled images; one weak and `strong_views` strong views of unlabeled images."""
         weak = WEAK._replace(augmentation=self.weak_augmentation)
         strong = tuple(STRONG._replace(name=f"strong_{number}") for number in range(2, self.strong_views + 1))
         if "mixed" in self.weights:
@@ -104,7 +90,7 @@ class ReMixMatch(Method):
         return (STRONG_LABELED, *(weak,) * ("strong" in self.weights), *(STRONG,) * (len(self.weights) > 1))
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
-        """The linear rotation head, and what alignment remembers."""
+        """A linear rotation head, and the running state of distribution alignment."""
         import torch
 
         from crmatch.networks.network import ROTATIONS, RunningState, linear_head
@@ -118,31 +104,47 @@ class ReMixMatch(Method):
         return heads
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """Guess in one pass, predict the mixtures in another, the unmixed strong and the rotated images in a third."""
+        """All terms, from forward passes over the weak view, over the mixed images, and over unmixed and rotated images."""
         import torch
 
         from crmatch.losses import cross_entropy
+        from crmatch.networks.batch_norm import forward_interleaved, forward_without_bn_update
+        from crmatch.networks.network import ROTATIONS
 
-        student, views = models.student, dict(batch.views)
-        targets = torch.nn.functional.one_hot(batch.labels, student.classifier.out_features).to(views["labeled"].dtype)
-        guess = self._guess(student, views["weak"], targets) if "weak" in views else targets[:0]
-        mixed = views if "mixed" in self.weights else {"labeled": views["labeled"]}
-        images = torch.cat(list(mixed.values()))
-        targets = torch.cat([targets, *[guess] * (len(mixed) - 1)])
-        mixing = draw_mixing(len(images), self.mixup_alpha, step.generator("mixup"), images.device)
-        logits = predict_mixed(student, mixing.apply(images), len(mixed), self.mixed_pass)
+        student, views, weights = models.student, batch.views, self.weights
+        onehot = torch.nn.functional.one_hot(batch.labels, student.classifier.out_features).to(views["labeled"].dtype)
+        guess = self._guess(student, views["weak"], onehot) if "weak" in views else onehot[:0]  # q (Bu, K)
+
+        # MixUp of all views; only of the labeled images if the mixed term has no weight
+        mixed = views if "mixed" in weights else {"labeled": views["labeled"]}
+        images, targets = torch.cat(list(mixed.values())), torch.cat([onehot, *[guess] * (len(mixed) - 1)])
+        mixing = draw_mixing(images, self.mixup_alpha, step.generator("mixup"))
+        logits = forward_interleaved(student, mixing.apply(images), len(mixed) if self.mixed_pass == "interleaved" else 1)
         errors, labeled = cross_entropy(logits, mixing.apply(targets)), len(batch.labels)
         terms = {"supervised": errors[:labeled].mean()}
-        if "mixed" in self.weights:
+        if "mixed" in weights:
             terms["mixed"] = errors[labeled:].mean()
-        if "strong" in views:
-            terms |= self._unmixed_terms(student, views["strong"], guess)
-        rise = step.ramp(self.scaled(self.ramp_steps, step.total))
-        weights = {name: weight * (rise if name in ("mixed", "strong") else 1) for name, weight in self.weights.items()}
-        return LossTerms({name: terms[name] for name in weights}, weights)
+
+        # First strong view (Bu, C, H, W) as it is, and rotated counter-clockwise: a quarter of the batch by each angle
+        further = {"strong": views["strong"]} if "strong" in weights else {}
+        if "rotation" in weights:
+            count = len(views["strong"])
+            turns = torch.arange(count, device=images.device) * ROTATIONS // count  # 0 .. 0 1 .. 1 2 .. 2 3 .. 3
+            sizes = [sum(row * ROTATIONS // count == angle for row in range(count)) for angle in range(ROTATIONS)]
+            quarters = torch.split(views["strong"], sizes)
+            further["rotation"] = torch.cat([quarter.rot90(angle, (2, 3)) for angle, quarter in enumerate(quarters)])
+        if further:
+            outputs = forward_without_bn_update(student, torch.cat(list(further.values())))
+        if "strong" in weights:
+            terms["strong"] = cross_entropy(outputs.logits[: len(guess)], guess).mean()
+        if "rotation" in weights:
+            terms["rotation"] = cross_entropy(student.head("rotation", outputs.features[-count:]), turns).mean()
+
+        ramp = step.ramp(self.scaled(self.ramp_steps, step.total))
+        return LossTerms(terms, {name: weights[name] * (ramp if name in ("mixed", "strong") else 1) for name in terms})
 
     def _guess(self, student: Network, weak: Tensor, onehot: Tensor) -> Tensor:
-        """q, without gradient: (Bu, K). Alignment is used as the steps before left it, then takes in this step."""
+        """Guessed labels q (Bu, K), without gradient, aligned with the state before this step, which is then updated."""
         import torch
 
         from crmatch.losses import align, sharpen
@@ -156,28 +158,3 @@ class ReMixMatch(Method):
             state["position"].add_(1).remainder_(self.memory_batches)
             state["data"].lerp_(onehot.mean(dim=0), 1 - self.average_decay)
         return guess
-
-    def _unmixed_terms(self, student: Network, strong: Tensor, guess: Tensor) -> dict[str, Tensor]:
-        """The first strong view against q, and its rotation: a quarter of the batch for each angle, counter-clockwise."""
-        import torch
-
-        from crmatch.losses import cross_entropy
-        from crmatch.networks.batch_norm import forward_without_bn_update
-        from crmatch.networks.network import ROTATIONS
-
-        parts = {"strong": strong} if "strong" in self.weights else {}
-        turns = torch.arange(len(strong), device=strong.device) * ROTATIONS // len(strong)
-        if "rotation" in self.weights:
-            ends = [-(-angle * len(strong) // ROTATIONS) for angle in range(ROTATIONS + 1)]
-            quarters = [strong[start:end] for start, end in pairwise(ends)]
-            parts["rotation"] = torch.cat([quarter.rot90(angle, (2, 3)) for angle, quarter in enumerate(quarters)])
-        if not parts:
-            return {}
-        outputs = forward_without_bn_update(student, torch.cat(list(parts.values())))
-        terms = {}
-        if "strong" in parts:
-            terms["strong"] = cross_entropy(outputs.logits[: len(strong)], guess).mean()
-        if "rotation" in parts:
-            logits = student.head("rotation", outputs.features[-len(strong) :])
-            terms["rotation"] = cross_entropy(logits, turns).mean()
-        return terms

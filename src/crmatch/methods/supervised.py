@@ -1,4 +1,4 @@
-"""Supervised only: what the labels alone can do, the baseline of every other method."""
+"""Supervised only: the baseline, trained on the labeled images alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, LossTerms, Method, Models, Step, original_optimizer
+from crmatch.methods.base import LABELED, LossTerms, Method, Models, Step, original_optimizer, spec_keys
 
 
 class Supervised(Method):
-    """Cross-entropy on weakly augmented labeled images, Eq. (6)."""
+    """L = L_S: cross-entropy on weakly augmented labeled images, Eq. (6)."""
 
     title: ClassVar = "Supervised only"
     summary: ClassVar = "cross-entropy on the labeled images, weakly augmented; uses no unlabeled image"
@@ -20,12 +20,12 @@ class Supervised(Method):
 
     name: str = "supervised"
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """s: targets are (1 - s) * onehot + s / K."""
+    """s: the targets are (1 - s) * onehot + s / K."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """`original` is MixMatch's fully supervised baseline."""
-        return original_optimizer() | {"method.label_smoothing": 0.001} if recipe == "original" else {}
+        """`original` is the fully supervised baseline of google-research/mixmatch."""
+        return original_optimizer() | spec_keys("method", label_smoothing=0.001) if recipe == "original" else {}
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -34,8 +34,7 @@ class Supervised(Method):
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """L_S."""
-        from crmatch.losses import smoothed_cross_entropy
+        from crmatch.losses import cross_entropy
 
-        outputs = models.student(batch.views["labeled"])
-        supervised = smoothed_cross_entropy(outputs.logits, batch.labels, self.label_smoothing).mean()
-        return LossTerms({"supervised": supervised}, {"supervised": 1.0})
+        logits = models.student(batch.views["labeled"]).logits
+        return LossTerms({"supervised": cross_entropy(logits, batch.labels, self.label_smoothing).mean()}, {"supervised": 1.0})

@@ -1,4 +1,4 @@
-"""UDA (Xie et al., NeurIPS 2020): strong views follow the sharpened predictions of confident weak views."""
+"""UDA (Xie et al., NeurIPS 2020): predictions on strong views follow sharpened, confident predictions on weak views."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, STRONG, WEAK, LossTerms, Method, Models, PseudoLabels, Step
+from crmatch.methods.base import LABELED, STRONG, WEAK, LossTerms, Method, Models, PseudoLabels, Step, nonzero, spec_keys
 from crmatch.methods.confidence import Ties, above
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class UDA(Method):
-    """L = CE + lambda * (1/Bu) sum_j 1{max p_j >= tau} KL(softmax(weak_j / T) || softmax(strong_j)), p unsharpened.
+    """L = CE + lambda * (1/Bu) sum_j 1{max p_j > tau} KL(softmax(weak_j / T) || softmax(strong_j)), p_j = softmax(weak_j).
 
-    With training signal annealing the supervised term counts only labeled images whose true class has a probability of at most
-    eta(t) = a(t) (1 - 1/K) + 1/K, averaged over those; a(t) = u, exp(5 (u - 1)) or 1 - exp(-5 u), u = step / steps.
+    With training signal annealing (TSA), CE is the mean over the labeled images whose true class has a probability of at most
+    eta(t) = a(t) (1 - 1/K) + 1/K, where a(t) = u, exp(5 (u - 1)) or 1 - exp(-5 u) for u = step / steps.
     """
 
     title: ClassVar = "UDA"
@@ -33,51 +33,49 @@ class UDA(Method):
     ties: Ties = "exclude"
     consistency_weight: float = Field(1.0, ge=0)
     entropy_weight: float = Field(0.0, ge=0)
-    """Of the mean entropy of predictions on weak views."""
+    """Weight of the mean entropy of the predictions on weak views."""
     tsa: Literal["off", "linear", "exp", "log"] = "off"
-    """Training signal annealing of the supervised term; off for images."""
+    """Training signal annealing; the paper does not use it for images."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """`original`: 500,000 steps, and a slower average; `usb`: its code passes the temperature on and ignores it."""
+        """`original`: google-research/uda; `usb`: its code ignores the temperature."""
         if recipe == "usb":
-            return {"method.temperature": 1.0}
-        original = {"plan.steps": 500_000, "plan.ema_decay": 0.9999, "plan.weight_decay": 5e-4}
-        return original if recipe == "original" else {}
+            return spec_keys("method", temperature=1.0)
+        return spec_keys("plan", steps=500_000, ema_decay=0.9999, weight_decay=5e-4) if recipe == "original" else {}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Factor of each term in the total; terms with weight 0 are left out."""
+        return nonzero(supervised=1.0, consistency=self.consistency_weight, entropy=self.entropy_weight)
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Labeled, weak and strong, as far as a term needs them."""
-        weak = self.consistency_weight or self.entropy_weight
-        return (LABELED, *(WEAK,) * bool(weak), *(STRONG,) * bool(self.consistency_weight))
+        """Labeled, weak and strong views, if a term needs them."""
+        return (LABELED, WEAK, STRONG) if self.consistency_weight else (LABELED, WEAK) if self.entropy_weight else (LABELED,)
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """All terms from one pass over all views."""
+        """All terms, from one forward pass over all views."""
         from crmatch.losses import cross_entropy, divergence, entropy, masked_mean
         from crmatch.networks.network import forward_together
 
         outputs = forward_together(models.student, batch.views)
-        errors = cross_entropy(outputs["labeled"].logits, batch.labels)
-        terms, weights = (
-            {"supervised": self._annealed_mean(errors, outputs["labeled"].logits.shape[1], step)},
-            {"supervised": 1.0},
-        )
+        labeled = outputs["labeled"].logits  # (B, K)
+        terms = {"supervised": self._annealed_mean(cross_entropy(labeled, batch.labels), labeled.shape[1], step)}
         pseudo_labels = None
         if self.consistency_weight:
-            weak = outputs["weak"].logits.detach()
-            confidence, labels = weak.softmax(dim=1).max(dim=1)
-            confident = above(confidence, self.threshold, self.ties)
+            weak = outputs["weak"].logits.detach()  # (Bu, K)
+            confidence, labels = weak.softmax(dim=1).max(dim=1)  # of the prediction before sharpening
+            mask = above(confidence, self.threshold, self.ties)
             targets = (weak / self.temperature).softmax(dim=1)
-            terms["consistency"] = masked_mean(divergence(targets, outputs["strong"].logits), confident)
-            weights["consistency"] = self.consistency_weight
-            pseudo_labels = PseudoLabels(labels, confident)
+            terms["consistency"] = masked_mean(divergence(targets, outputs["strong"].logits), mask)
+            pseudo_labels = PseudoLabels(labels, mask)
         if self.entropy_weight:
             terms["entropy"] = entropy(outputs["weak"].logits).mean()
-            weights["entropy"] = self.entropy_weight
-        return LossTerms(terms, weights, pseudo_labels=pseudo_labels)
+        return LossTerms(terms, self.weights, pseudo_labels=pseudo_labels)
 
     def _annealed_mean(self, errors: Tensor, classes: int, step: Step) -> Tensor:
-        """Mean of the cross-entropies that training signal annealing keeps; 0 where it keeps none."""
+        """Mean of the cross-entropies (B,) that training signal annealing keeps; 0 if it keeps none."""
         if self.tsa == "off":
             return errors.mean()
         progress = step.number / step.total

@@ -1,4 +1,4 @@
-"""Virtual adversarial training (Miyato et al., TPAMI 2018): predictions withstand the worst small perturbation."""
+"""Virtual adversarial training (Miyato et al., TPAMI 2018): predictions resist the worst small perturbation."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, ONE_UNLABELED_EACH, WEAK, LossTerms, Method, Models, Step, original_optimizer
+from crmatch.methods.base import EQUAL_BATCHES, LABELED, WEAK, LossTerms, Method, Models, Step, original_optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from crmatch.networks.network import Network
 
 
 class VAT(Method):
     """L = CE + w(t) * lambda * KL(p(u) || p(u + r)) + lambda_e * H(p(u)).
 
-    r = eps * g / |g| per image, g the gradient of KL(p(u) || p(u + xi d)) by d: one power iteration from a random direction d
-    of length 1.
+    r = eps * g / |g| for each image, where g is the gradient of KL(p(u) || p(u + xi d)) with respect to xi d, and d is a random
+    direction of length 1: one power iteration.
     """
 
     title: ClassVar = "VAT"
@@ -30,27 +28,29 @@ class VAT(Method):
 
     name: str = "vat"
     perturbation: float = Field(6.0, gt=0)
-    """eps: length of the perturbation of an image."""
+    """eps: length of the perturbation r of an image."""
     probe: float = Field(1e-3, gt=0)
-    """xi: length of the step that finds its direction. Paper: 1e-6. Here: 1e-3, because 1e-6 spread over the pixels of an image
-    is below the resolution of float32, where the direction found is rounding noise."""
+    """xi: length of the perturbation at which the gradient is taken. Paper: 1e-6. Here: 1e-3, because 1e-6 spread over the
+    pixels of an image is below the resolution of float32, and the direction found would be rounding noise."""
     consistency_weight: float = Field(0.3, ge=0)
     entropy_weight: float = Field(0.06, ge=0)
     ramp_share: float = Field(0.4, gt=0, le=1)
-    """Part of the run over which the consistency weight rises."""
+    """w(t) rises linearly from 0 to 1 over this share of the run."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """As many unlabeled as labeled images, and Adam."""
-        return {} if recipe == "quick" else ONE_UNLABELED_EACH | ({} if recipe == "usb" else original_optimizer())
+        """google-research/fixmatch trains VAT with Adam."""
+        return {} if recipe == "quick" else EQUAL_BATCHES | ({} if recipe == "usb" else original_optimizer())
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Labeled and unlabeled images, weakly augmented."""
+        """Weak views of labeled and unlabeled images."""
         return (LABELED, WEAK) if self.consistency_weight or self.entropy_weight else (LABELED,)
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """Four passes: labeled, unlabeled, probed, perturbed."""
+        """All terms, from four forward passes: labeled, unlabeled, probed and perturbed images."""
+        import torch
+
         from crmatch.losses import cross_entropy, divergence, entropy
         from crmatch.networks.batch_norm import forward_without_bn_update
 
@@ -59,30 +59,22 @@ class VAT(Method):
         weights = {"supervised": 1.0}
         if "weak" not in batch.views:
             return LossTerms(terms, weights)
-        images = batch.views["weak"]
+        images = batch.views["weak"]  # (Bu, C, H, W)
         logits = forward_without_bn_update(student, images).logits
         if self.consistency_weight:
             targets = logits.detach().softmax(dim=1)
-            perturbed = images + self.perturbation * self._direction(student, images, targets, step)
+            # Adversarial direction g / |g|
+            random = torch.randn(images.shape, generator=step.generator("vat")).to(images)
+            probe = (self.probe * _unit(random)).requires_grad_()
+            divergences = divergence(targets, forward_without_bn_update(student, images + probe).logits)
+            (gradient,) = torch.autograd.grad(divergences.mean(), probe)
+            perturbed = images + self.perturbation * _unit(gradient)
             terms["consistency"] = divergence(targets, forward_without_bn_update(student, perturbed).logits).mean()
             weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)
         if self.entropy_weight:
             terms["entropy"] = entropy(logits).mean()
             weights["entropy"] = self.entropy_weight
         return LossTerms(terms, weights)
-
-    def _direction(self, student: Network, images: Tensor, targets: Tensor, step: Step) -> Tensor:
-        """Where a small step changes the prediction of each image most: g / |g|."""
-        import torch
-
-        from crmatch.losses import divergence
-        from crmatch.networks.batch_norm import forward_without_bn_update
-
-        random = torch.randn(images.shape, generator=step.generator("vat")).to(images)
-        probe = (self.probe * _unit(random)).requires_grad_()
-        divergences = divergence(targets, forward_without_bn_update(student, images + probe).logits)
-        (gradient,) = torch.autograd.grad(divergences.mean(), probe)
-        return _unit(gradient)
 
 
 def _unit(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Passes in training mode that leave no trace in the running statistics of batch norms."""
+"""Forward passes with batch statistics that do not update the running statistics of batch norms."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from crmatch.networks.network import Network, Outputs
 
 
 def forward_without_bn_update(network: Network, images: Tensor) -> Outputs:
-    """Outputs with the statistics of this batch, which the running ones do not take in; the network's mode is kept.
+    """Forward pass with batch statistics that does not update the running mean and variance.
 
-    Public code calls this "freezing" batch norms. Mean Teacher's teacher, guessed labels and perturbed images go through here.
+    Mean Teacher's teacher, guessed labels and VAT's perturbed images use it. The network's mode is restored afterwards.
     """
     with _batch_statistics_only(network):
         outputs: Outputs = network(images)
@@ -37,9 +37,9 @@ def _batch_statistics_only(network: Network) -> Iterator[None]:
 
 
 def forward_interleaved(network: Network, images: Tensor, groups: int) -> Tensor:
-    """Logits (N, K) from `groups` passes, each over every `groups`-th image, so that all see the same mixture of sources.
+    """Logits (N, K) from `groups` passes, each over every `groups`-th image, so that every pass has the same mix of sources.
 
-    Only the first pass moves the running statistics (MixMatch's code; spec 4.3).
+    Only the first pass updates the running statistics, as in MixMatch's code.
     """
     parts = [images[start::groups] for start in range(groups)]
     logits = [

@@ -1,4 +1,4 @@
-"""Networks by name and their choices (spec section 1). Imports no torch."""
+"""Networks by name and their options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydantic import Field
 
 from crmatch.strict_model import StrictModel
 
-PART_BYTES = 4 * 2**20
-"""Of a norm's input in one part of a batch, where convolutions go through it in parts (`lean_convolution.py`)."""
+SLICE_BYTES = 4 * 2**20
+"""Size of a norm's input in one slice of a batch; see `low_memory/norm_act_conv.py`."""
 
 
 class WideResNetConfig(StrictModel):
-    """The Wide ResNet of MixMatch's and FixMatch's code: `scales` stages of `repeat` blocks, stage s `filters` * 2^s wide."""
+    """The Wide ResNet of MixMatch's and FixMatch's code: `scales` stages of `repeat` blocks with `filters` * 2^s channels."""
 
     kind: Literal["wide_resnet"] = "wide_resnet"
     filters: int = Field(32, ge=1, le=4096)
@@ -21,7 +21,7 @@ class WideResNetConfig(StrictModel):
     repeat: int = Field(4, ge=1, le=64)
     first_stride: Literal[1, 2] = 1
     block: Literal["preactivation", "usb"] = "preactivation"
-    """`usb` feeds the raw input to the first convolution where the width changes after stage 1, as USB's code does."""
+    """`usb` skips the first norm of a block that changes the width, as USB's code does."""
     conv_bias: Literal["all", "stem", "none"] = "all"
     slope: float = Field(0.1, ge=0, lt=1)
     norm_momentum: float = Field(0.001, gt=0, le=1)
@@ -29,7 +29,7 @@ class WideResNetConfig(StrictModel):
     block_norm_epsilon: float = Field(1e-3, gt=0)
     """Epsilon of the batch norms inside blocks; USB has 1e-5 there and 1e-3 in the last one."""
     normalize_features: bool = False
-    """Bring pooled features to length 1 before the classifier (deep label propagation)."""
+    """L2-normalize the pooled features before the classifier (deep label propagation)."""
 
 
 class ResNet18Config(StrictModel):
@@ -39,11 +39,11 @@ class ResNet18Config(StrictModel):
     norm_momentum: float = Field(0.1, gt=0, le=1)
     norm_epsilon: float = Field(1e-5, gt=0)
     normalize_features: bool = False
-    """Bring pooled features to length 1 before the classifier (deep label propagation)."""
+    """L2-normalize the pooled features before the classifier (deep label propagation)."""
     weight_norm: bool = False
-    """Kernels as a direction and a length per output, in all convolutions and the classifier (PLCB)."""
+    """Weight normalization of all convolutions and the classifier (PLCB)."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of activations dropped between the two convolutions of each block (PLCB: 0.1)."""
+    """Dropout between the two convolutions of each block (PLCB: 0.1)."""
 
 
 NetworkConfig = Annotated[WideResNetConfig | ResNet18Config, Field(discriminator="kind")]

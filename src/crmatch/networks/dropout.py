@@ -1,4 +1,4 @@
-"""Dropout whose masks come from a generator of the step, because nothing may touch the global random state."""
+"""Dropout with a generator: masks are a function of the step, not of the global random state."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from crmatch.distributed.process_group import SINGLE_PROCESS
 class Dropout(nn.Module):
     """In training, each value becomes 0 with probability p and is divided by 1 - p otherwise.
 
-    Masks are drawn only inside `dropout_from`; everywhere else, and in eval mode, values pass unchanged.
-    Where processes share the rows, each of them draws the masks of all rows and keeps those of its own.
+    Masks are drawn only inside `dropout_from`; outside of it, and in eval mode, values pass unchanged.
+    Distributed: every rank draws the masks of all rows and applies those of its own rows.
     """
 
     def __init__(self, probability: float) -> None:
@@ -25,7 +25,7 @@ class Dropout(nn.Module):
         self.processes = SINGLE_PROCESS
 
     def forward(self, values: Tensor) -> Tensor:
-        """`values` of any shape, some of them dropped."""
+        """Apply dropout to `values` of any shape."""
         if not self.training or self.generator is None or not self.probability:
             return values
         rows = self.processes.sum(len(values))

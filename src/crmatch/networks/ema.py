@@ -1,4 +1,4 @@
-"""The exponential moving average of a network (spec sections 2.4 and 6)."""
+"""The exponential moving average (EMA) of a network's weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from crmatch.networks.network import Network, RunningState
 class MovingAverage:
     """theta' <- d * theta' + (1 - d) * theta for parameters; buffers are copied, never averaged.
 
-    What a method remembers (`RunningState`) exists once: the average has the very same values, not a copy to be renewed.
-    With `warmup`, d is min(decay, (1 + t) / (10 + t)) at step t, so that a short run is not dominated by its start; with "mean"
-    it is min(decay, 1 - 1 / (t + 1)), which starts as the plain mean of the weights after every step.
+    Method state (`RunningState`) is shared by reference with the student, neither averaged nor copied.
+    With `warmup`, d is min(decay, (1 + t) / (10 + t)) at step t, so that the initial weights do not dominate a short run; with
+    "mean" it is min(decay, 1 - 1 / (t + 1)), which starts as the plain mean of the weights after every step.
     """
 
     def __init__(self, network: Network, decay: float, warmup: bool | Literal["mean"]) -> None:
@@ -30,11 +30,11 @@ class MovingAverage:
         self._averaged: list[Tensor] = list(self.network.parameters())
         self._copied = list(self.network.buffers())
         self.shared = frozenset(name for name, mine in self.network.named_buffers() if mine is network.get_buffer(name))
-        """Buffers that are the network's own."""
+        """Names of the buffers that are shared with the student."""
 
     @torch.no_grad()
     def update(self, source: Network, step: int) -> None:
-        """Take in the weights after `step` (from 0)."""
+        """Average in the weights of `source` after `step` (from 0)."""
         rising = step / (step + 1) if self.warmup == "mean" else (1 + step) / (10 + step)
         decay = min(self.decay, rising) if self.warmup else self.decay
         current: list[Tensor] = [parameter.detach() for parameter in source.parameters()]

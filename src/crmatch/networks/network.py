@@ -1,7 +1,4 @@
-"""Heads that are used in training only (spec section 1.3).
-
-What a network returns, and the one pass over all views.
-"""
+"""A network with its heads, its outputs, and the one forward pass over all views."""
 
 from __future__ import annotations
 
@@ -14,35 +11,9 @@ from torch import Tensor, nn
 
 from crmatch.distributed.process_group import SINGLE_PROCESS
 from crmatch.networks.attention import AttentionRefiner
-from crmatch.networks.fork import with_pooled
 
 ROTATIONS = 4
-
-
-def projection_head(inputs: int, width: int, kind: Literal["linear", "mlp"]) -> nn.Module:
-    """Z of Eq. (2): one linear layer, or two with a ReLU between them whose hidden width is `width`."""
-    if kind == "linear":
-        return nn.Linear(inputs, width)
-    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width))
-
-
-class RunningState(nn.Module):
-    """What a method remembers from step to step: buffers without a function, so that checkpoints hold them."""
-
-    def __init__(self, **values: Tensor) -> None:
-        super().__init__()
-        for name, value in values.items():
-            self.register_buffer(name, value)
-
-
-def linear_head(inputs: int, outputs: int) -> nn.Module:
-    """One linear layer on the pooled features: ReMixMatch's rotation head, Mean Teacher's second classifier."""
-    return nn.Linear(inputs, outputs)
-
-
-def rotation_head(features: int) -> nn.Module:
-    """H of Eq. (7): Linear, ReLU, Linear from the pooled features to the four rotations."""
-    return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, ROTATIONS))
+REFINER = "refiner"
 
 
 class Outputs(NamedTuple):
@@ -50,7 +21,7 @@ class Outputs(NamedTuple):
 
     Attributes:
         feature_map: (N, D, h, w), point (a).
-        features: (N, D), point (b), after global average pooling; of length 1 where the network normalizes them.
+        features: (N, D), point (b), after global average pooling; of length 1 if the network normalizes them.
         logits: (N, K).
     """
 
@@ -59,29 +30,13 @@ class Outputs(NamedTuple):
     logits: Tensor
 
 
-REFINER = "refiner"
-
-
-def to_channels_last(images: Tensor) -> Tensor:
-    """Images in channels_last memory, gray ones (N, 1, H, W) with the strides that say so.
-
-    Both layouts of one channel are the same bytes; torch takes contiguous strides for the other layout, and a network that
-    mixes layouts is a seventh slower.
-    """
-    images = images.contiguous(memory_format=torch.channels_last)
-    if images.shape[1] > 1:
-        return images
-    height, width = images.shape[2:]
-    return images.as_strided(images.shape, (height * width, 1, width, 1))
-
-
 class NetworkShape(NamedTuple):
-    """What heads and running state need to know.
+    """Sizes that heads and running state depend on.
 
     Attributes:
         feature_map: (D, h, w) of point (a).
         classes: K.
-        unlabeled: number of unlabeled images, for memories.
+        unlabeled: number of unlabeled images, for state that is kept per image.
     """
 
     feature_map: tuple[int, int, int]
@@ -95,12 +50,13 @@ class NetworkShape(NamedTuple):
 
 
 class Network(nn.Module):
-    """Backbone f, classifier g, and the heads a method trains beside them.
+    """Backbone f, classifier g, and the heads that a method trains in addition.
 
-    A head named `refiner` maps features to features that classify better (FeatMatch). In eval mode logits come from its
-    output, and it is part of the deployed model; in training the method itself says where it applies.
+    A head named `refiner` maps features to features that classify better (FeatMatch). In eval mode the logits come from its
+    output, and it is part of the deployed model; in training the method applies it.
 
-    Where processes share a run, each of them computes the feature maps of some of the images, and all of them the rest.
+    Distributed: the backbone is data-parallel. Feature maps are all-gathered, and heads and losses run replicated on the full
+    batch.
     """
 
     def __init__(
@@ -113,34 +69,47 @@ class Network(nn.Module):
         self.normalize_features = normalize_features
         self.processes = SINGLE_PROCESS
         self.autocast: torch.dtype | None = None
-        """Type of the backbone's values in training; None: that of its weights."""
+        """Type of the backbone's activations in training; None: the type of its weights."""
 
     def forward(self, images: Tensor) -> Outputs:
         """Outputs of normalized images (N, C, H, W), in the type of the images."""
-        feature_map = self.processes.run_data_parallel(
-            self._training_pass if self.training else self.backbone.forward, to_channels_last(images)
-        )
-        feature_map, features = with_pooled(feature_map)
+        # Evaluation calls `forward` directly and so skips compiled code, which would compile once for each batch size.
+        backbone = self._training_pass if self.training else self.backbone.forward
+        feature_map = self.processes.run_data_parallel(backbone, to_channels_last(images))
+        if feature_map.requires_grad:
+            # Heads that flatten the map return gradients in the other memory layout, which would slow down the backbone.
+            feature_map.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: gradient.contiguous(memory_format=torch.channels_last)
+            )
+        features = F.avg_pool2d(feature_map, feature_map.shape[2:]).flatten(start_dim=1)
         if self.normalize_features:
             features = F.normalize(features, dim=1)
         refines = REFINER in self.heads and not self.training
         return Outputs(feature_map, features, self.classifier(self.head(REFINER, features) if refines else features))
 
     def _training_pass(self, images: Tensor) -> Tensor:
-        """The backbone's pass, compiled and in half precision where the run is; in eval mode it is as a model's user has it."""
+        """The backbone's training pass, compiled or in half precision if the run asks for it."""
         if self.autocast is None:
             return cast(Tensor, self.backbone(images))
         with torch.autocast(images.device.type, self.autocast):
             return cast(Tensor, self.backbone(images)).to(images.dtype)
 
+    def head(self, name: str, inputs: Tensor) -> Tensor:
+        """The head `name` applied to `inputs`."""
+        return cast(Tensor, self.heads[name](inputs))
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """The buffers of the head `name`, to be changed in place; empty if there is no such head."""
+        return dict(self.heads[name].named_buffers()) if name in self.heads else {}
+
     def deployed_state(self) -> dict[str, Tensor]:
-        """What prediction needs, on the CPU: backbone, classifier and refiner; no other heads, no running state of a method."""
+        """The tensors that prediction needs, on the CPU: backbone, classifier and refiner."""
         deployed = ("backbone.", "classifier.", f"heads.{REFINER}.")
         state = {name: tensor for name, tensor in self.state_dict().items() if name.startswith(deployed)}
         return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
     def refiner_description(self) -> dict[str, int] | None:
-        """What building the refiner again takes; None where there is none."""
+        """The arguments that build the refiner again; None if there is none."""
         if REFINER not in self.heads:
             return None
         refiner = self.heads[REFINER]
@@ -148,24 +117,55 @@ class Network(nn.Module):
         return refiner.description()
 
     def channels_last(self) -> Network:
-        """This network with its kernels in the layout that convolutions prefer."""
+        """Put the kernels into the memory layout that convolutions prefer."""
         for parameter in self.parameters():
             if parameter.ndim == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         return self
 
-    def head(self, name: str, inputs: Tensor) -> Tensor:
-        """The head `name` applied to `inputs`."""
-        return cast(Tensor, self.heads[name](inputs))
-
-    def state(self, name: str) -> dict[str, Tensor]:
-        """The buffers of the head `name`, to be changed in place; none where there is no such head."""
-        return dict(self.heads[name].named_buffers()) if name in self.heads else {}
-
 
 def forward_together(network: Network, views: Mapping[str, Tensor]) -> dict[str, Outputs]:
-    """One pass over the concatenation of all views, split again by name, so that batch statistics mix all groups."""
+    """One pass over the concatenation of all views, split again by name, so that all views share batch statistics."""
     outputs = network(torch.cat(list(views.values())))
     sizes = [len(images) for images in views.values()]
     parts = zip(*(part.split(sizes) for part in outputs), strict=True)
     return {name: Outputs(*group) for name, group in zip(views, parts, strict=True)}
+
+
+def projection_head(inputs: int, width: int, kind: Literal["linear", "mlp"]) -> nn.Module:
+    """Z of Eq. (2): one linear layer, or two with a ReLU between them and hidden width `width`."""
+    if kind == "linear":
+        return nn.Linear(inputs, width)
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width))
+
+
+def rotation_head(features: int) -> nn.Module:
+    """H of Eq. (7): Linear, ReLU, Linear from the pooled features to the four rotations."""
+    return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, ROTATIONS))
+
+
+def linear_head(inputs: int, outputs: int) -> nn.Module:
+    """One linear layer on the pooled features: ReMixMatch's rotation head, Mean Teacher's second classifier."""
+    return nn.Linear(inputs, outputs)
+
+
+class RunningState(nn.Module):
+    """State that a method keeps from step to step, as buffers, so that checkpoints hold it."""
+
+    def __init__(self, **values: Tensor) -> None:
+        super().__init__()
+        for name, value in values.items():
+            self.register_buffer(name, value)
+
+
+def to_channels_last(images: Tensor) -> Tensor:
+    """Images in channels_last memory, gray ones (N, 1, H, W) included.
+
+    With one channel both layouts are the same bytes, and torch would keep contiguous strides. A network that mixes layouts is
+    a seventh slower, so the strides are set explicitly.
+    """
+    images = images.contiguous(memory_format=torch.channels_last)
+    if images.shape[1] > 1:
+        return images
+    height, width = images.shape[2:]
+    return images.as_strided(images.shape, (height * width, 1, width, 1))

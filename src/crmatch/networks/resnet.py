@@ -1,6 +1,6 @@
-"""Weight normalization (Salimans and Kingma, NIPS 2016): w = gain * v / |v|, a length and a direction per output.
+"""ResNet-18 for mini-ImageNet: post-activation blocks, 7x7 stem; optionally with PLCB's weight normalization and dropout.
 
-ResNet-18 (spec section 1.2): post-activation, 7x7 stem, no small-image changes; plain, or as PLCB has it.
+Weight normalization (Salimans and Kingma, NIPS 2016): w = gain * v / |v|, a length and a direction per output.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from crmatch.networks.config import ResNet18Config
 from crmatch.networks.dropout import Dropout
-from crmatch.networks.fork import forked
-from crmatch.networks.low_memory.recompute import GROUP, Recomputing
+from crmatch.networks.low_memory.recompute import GROUP, Recomputable
+from crmatch.networks.wide_resnet import subsample
 
 
 def normalized(weight: Tensor, gain: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class NormedLinear(nn.Linear):
 
 @torch.no_grad()
 def set_gains(module: nn.Module) -> None:
-    """Begin with the lengths that the initialized weights have, so that the network starts as the plain one does."""
+    """Set each gain to the length of its initialized kernel, so that the network starts as the plain one does."""
     for part in module.modules():
         if isinstance(part, NormedConv2d | NormedLinear):
             part.gain.copy_(torch.linalg.vector_norm(part.weight.flatten(1), dim=1))
@@ -64,7 +64,7 @@ def _convolution(config: ResNet18Config) -> type[nn.Conv2d]:
 
 
 class Block(nn.Module):
-    """act(x + norm(conv(drop(act(norm(conv(x)))))))."""
+    """Residual block: relu(shortcut(x) + norm2(conv2(dropout(relu(norm1(conv1(x)))))))."""
 
     def __init__(self, config: ResNet18Config, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -82,16 +82,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, h, w) -> (N, width, h', w')."""
-        x, carried = forked(x, self.stride)
-        residual = F.relu(self.norm1(self.conv1(x)), inplace=True)
-        residual = self.norm2(self.conv2(self.dropout(residual)))
-        if self.shortcut is not None:
-            carried = self.shortcut(carried)
-        return F.relu(carried + residual, inplace=True)
+        inner = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        inner = self.norm2(self.conv2(self.dropout(inner)))
+        residual = x if self.shortcut is None else self.shortcut(subsample(x, self.stride))
+        return F.relu(residual + inner, inplace=True)
 
 
-class ResNet18(Recomputing):
-    """Stem and four stages of two blocks; returns the feature map, point (a)."""
+class ResNet18(Recomputable):
+    """Stem and four stages of two blocks; returns the feature map, point (a) of Figure 2."""
 
     def __init__(self, config: ResNet18Config, channels: int) -> None:
         super().__init__()
@@ -103,10 +101,8 @@ class ResNet18(Recomputing):
             blocks += [Block(config, before, width, 2 if stage else 1), Block(config, width, width, 1)]
             before = width
         self.blocks = nn.Sequential(*blocks)
-        self.out_channels = before
-        self.halvings = 5
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (N, 512, h, w) of normalized images (N, C, H, W)."""
         x = F.relu(self.norm(self.stem(images)), inplace=True)
-        return self.chain([*self.blocks], GROUP, F.max_pool2d(x, 3, 2, padding=1))
+        return self.run_blocks([*self.blocks], GROUP, F.max_pool2d(x, 3, 2, padding=1))

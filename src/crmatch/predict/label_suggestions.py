@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from crmatch.analysis.finished_run import FinishedRun, open_run
-from crmatch.data.folder.scan import load_folder, scan_folder
+from crmatch.data.folder.load import load_folder
 from crmatch.randomness import generator
 from crmatch.runs.workspace import Workspace
 
@@ -63,8 +63,7 @@ def read_run(path: Path, workspace: Workspace) -> ReviewedRun:
     setting = workspace.setting_of(run.record.spec)
     names = tuple(str(row) for row in range(len(run.data.train)))
     if setting.folder is not None:
-        index = scan_folder(setting.folder, setting.labels_file)
-        names = load_folder(index, run.model.image_size, workspace.folder_cache).train_paths
+        names = load_folder(setting.folder, run.model.image_size, workspace.data_dir, setting.labels_file).train_paths
     return ReviewedRun(run, names, score_unlabeled(run))
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from crmatch.atomic_files import checksum
 from crmatch.augment.batches import Normalizer
-from crmatch.data.images import SMALLEST_SIDE, check_images, resize
+from crmatch.data.images import check_images, resize
+from crmatch.data.square import SMALLEST_SIDE
 from crmatch.errors import DataError
 from crmatch.evaluation import predict
 from crmatch.networks.attention import AttentionRefiner

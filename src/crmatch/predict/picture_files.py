@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from crmatch.data.folder.decode import Progress, decode_rows
 from crmatch.data.folder.scan import find_pictures
+from crmatch.data.folder.workers import Progress, decode_rows
 from crmatch.errors import RequestError
 from crmatch.predict.model import Model
 

@@ -10,8 +10,8 @@ import torch
 from jinja2 import Environment, PackageLoader
 
 from crmatch.atomic_files import write_file
-from crmatch.data.folder.decode import decode_pictures
 from crmatch.data.folder.scan import LABELS_FILE, label_lines
+from crmatch.data.folder.workers import decode_pictures
 from crmatch.errors import RequestError
 from crmatch.methods import METHODS
 from crmatch.predict.label_suggestions import ReviewedRun

@@ -1,163 +1,144 @@
-"""What a run will cost, from its spec alone: images per step, multiply-adds, seconds, memory. Imports no torch.
+"""What a run costs, estimated from its spec alone: images per step, time and memory; and whether it fits. Imports no torch.
 
-The model: seconds = steps * images per step * seconds per image of the network, where seconds per image follow the network's
-multiply-adds between three measured networks (on the log-log line between neighbors, in proportion beyond them). Memory is that
-of the activations kept for the backward pass, in proportion to the outputs of the convolutions (where they are recomputed, to
-those of the largest one), and the weights. Methods that pass their images through the network more than once per step
-(MixMatch, VAT) cost more than it says.
+Time = steps * images per step * seconds per image. Seconds per image are interpolated over the network's multiply-adds between
+three measured networks (log-log scale; proportional beyond them). Methods that pass images through the network several times
+per step (MixMatch, VAT) take longer than estimated. Memory = process + weights + activations kept for the backward pass.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
-from typing import TYPE_CHECKING, NamedTuple
+import os
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from crmatch.data.settings import Setting
-from crmatch.methods.crmatch import CRMatch
-from crmatch.networks.config import PART_BYTES, ResNet18Config, WideResNetConfig
-from crmatch.spec.run_spec import RunSpec
+from crmatch.errors import RequestError
+from crmatch.networks.config import SLICE_BYTES, ResNet18Config, WideResNetConfig
+from crmatch.spec.run_spec import RunSpec, replace
+from crmatch.training.execution import Execution
 
-if TYPE_CHECKING:
-    from crmatch.spec.run_spec import RunSpec
-
+logger = logging.getLogger(__name__)
+IGNORE = "CRMATCH_IGNORE_MEMORY"  # environment variable; 1 trains although the estimate exceeds the free memory
 STEM_CHANNELS = 16
+# (multiply-adds, seconds) per image on two cores of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`.
 MEASURED = ((3.05e6, 0.088 / 288), (11.1e6, 0.190 / 288), (214e6, 39 / 2304))
-"""(multiply-adds, seconds) per image on two cores of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`."""
-GPU_OPERATIONS = 6e12
-"""Operations per second that one GPU sustains: an assumption, such that FixMatch's 2^20 steps take two to three days."""
-GPU_STEP_SECONDS = 0.03
-"""The shortest step of a GPU, whatever the network: launches and augmentation; an assumption too."""
-BYTES_PER_OUTPUT = {"wide_resnet": 4.1, "resnet18": 10.7}
-"""Kind of network -> bytes per output of a convolution and image. Wide ResNets: measured peaks of 3.1 GB after three steps
-of 1,216 images of WRN-28-2, 32x32, and of 5.4 GB in a step of 2,304; ResNet-18 keeps activations, too."""
-KEPT_BYTES_PER_OUTPUT = {"wide_resnet": 7.7, "resnet18": 10.7}
-"""The same where activations are kept (compiled: 5.4 GB at 1,216 images; on a GPU not measured)."""
-PARTS = 20
-"""Parts of a batch that are alive at once between two convolutions, with the gaps they leave: peaks of a step of 304 images
-with parts of 2, 4 and 8 MiB were 1,133, 1,206 and 1,260 MiB."""
-RECOMPUTED_BYTES_PER_OUTPUT = 27.0
-"""Bytes per output of the largest convolution and image where activations are recomputed: the peak of 18.8 GB in a step
-of 2,304 images of 96x96 and WRN-37-2 (WRN-28-2 with 135 filters: 22)."""
-PROCESS_BYTES = 0.35e9
-"""Interpreter, torch and a small data set."""
-BYTES_PER_WEIGHT = 16
-"""Weight, gradient, momentum and moving average in float32."""
-ACTIVATION_SIZE = {"fp64": 2.0, "bf16": 0.5, "fp16": 0.5}
-"""Precision -> size of an activation, where it is not that of float32."""
+# Two assumptions about a GPU: FixMatch's 2^20 steps take two to three days, and launches bound a step from below.
+GPU_OPERATIONS, GPU_STEP_SECONDS = 6e12, 0.03
+# Bytes of activations per convolution output and image. Wide ResNets: `lean` from peaks of 3.1 GB in steps of 1,216 images of
+# WRN-28-2, 32x32, and of 5.4 GB at 2,304; `kept` from 5.4 GB at 1,216 images, compiled (not measured on a GPU).
+BYTES_PER_OUTPUT = {"kept": 7.7, "lean": 4.1, "resnet18": 10.7}
+# The same with recomputing, per output of the largest convolution only: 18.8 GB at 2,304 images of 96x96, WRN-37-2.
+RECOMPUTED_BYTES = 27.0
+SLICES = 20  # parts of a batch that exist at once inside lean convolutions, allocator gaps included (fitted to measured peaks)
+PROCESS_BYTES = 0.35e9  # interpreter, torch and a small data set
+BYTES_PER_WEIGHT = 16  # weight, gradient, momentum and EMA weight in float32
+ACTIVATION_SIZE = {"fp64": 2.0, "fp32": 1.0, "bf16": 0.5, "fp16": 0.5}
 TRAIN_IMAGES = {
     "cifar10": 50_000,
     "cifar100": 50_000,
     "svhn": 73_257,
     "stl10": 105_000,
     "mini_imagenet": 50_000,
-    "digits": 1_297,
+    "digits": 1297,
+}
+# Control groups v2 and v1: controller -> its folder, files of limit and usage, key of reclaimable memory in memory.stat.
+CGROUPS = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
 
 
 class Layer(NamedTuple):
-    """A convolution: weights, and outputs per image."""
+    """A convolution: its weights, and the pixels and channels of its output."""
 
     weights: int
-    side: int
+    pixels: int
     channels: int
-
-    @property
-    def outputs(self) -> int:
-        """Values per image."""
-        return self.channels * self.side**2
-
-    @property
-    def multiply_adds(self) -> int:
-        """Per image: every weight works once at every pixel of the output."""
-        return self.weights * self.side**2
 
 
 class Cost(NamedTuple):
-    """What a run will take; seconds are None where its length depends on data that nobody knows here."""
+    """Estimated cost of a run; steps and seconds are None if its length depends on data of unknown size."""
 
     images_per_step: int
     steps: int | None
-    cpu_seconds: float | None
-    """On two cores."""
+    cpu_seconds: float | None  # on two cores
     gpu_seconds: float | None
     memory_bytes: float
 
 
-def estimate(spec: RunSpec, setting: Setting, recompute: bool = False, lean: bool = True) -> Cost:
-    """The cost of `spec`: its memory where convolutions are `lean` (CPU), and where values are recomputed by blocks."""
+def estimate(spec: RunSpec, setting: Setting, execution: Execution = Execution(), processes: int = 1) -> Cost:
+    """Estimate the cost of `spec`; only its memory depends on the execution and the number of processes."""
     layers = network_layers(spec.network, setting.channels, spec.data.image_size)
-    images, work = images_per_step(spec), sum(layer.multiply_adds for layer in layers)
-    pool = TRAIN_IMAGES.get(setting.data)
-    steps = spec.plan.steps if spec.plan.steps is not None else spec.plan.total_steps(pool) if pool else None
+    images, multiply_adds = images_per_step(spec), sum(layer.weights * layer.pixels for layer in layers)
+    train_images = TRAIN_IMAGES.get(setting.data)
+    steps = spec.plan.steps or (spec.plan.total_steps(train_images) if train_images else None)
+    weights = sum(layer.weights for layer in layers) * BYTES_PER_WEIGHT * max(1.0, ACTIVATION_SIZE[spec.precision])
     return Cost(
         images_per_step=images,
         steps=steps,
-        cpu_seconds=None if steps is None else steps * images * seconds_per_image(work),
-        gpu_seconds=None if steps is None else steps * max(GPU_STEP_SECONDS, images * work * 6 / GPU_OPERATIONS),
-        memory_bytes=PROCESS_BYTES + _weight_bytes(layers, spec.precision) + _activation_bytes(spec, layers, recompute, lean),
+        cpu_seconds=steps and steps * images * _seconds_per_image(multiply_adds),
+        gpu_seconds=steps and steps * max(GPU_STEP_SECONDS, images * multiply_adds * 6 / GPU_OPERATIONS),
+        memory_bytes=PROCESS_BYTES + weights + _activation_bytes(spec, layers, which_activations(spec, execution, processes)),
     )
 
 
-def _weight_bytes(layers: list[Layer], precision: str) -> float:
-    return sum(layer.weights for layer in layers) * BYTES_PER_WEIGHT * max(1.0, ACTIVATION_SIZE.get(precision, 1.0))
+def which_activations(spec: RunSpec, execution: Execution, processes: int = 1) -> Literal["kept", "lean", "recomputed"]:
+    """What a step keeps for the backward pass: all activations, few of them (networks/low_memory), or block inputs only."""
+    if execution.recompute:
+        return "recomputed"
+    half, gpu = ACTIVATION_SIZE[spec.precision] < 1, execution.device.startswith("cuda")
+    return "kept" if execution.compile or half or gpu or processes > 1 else "lean"
 
 
-def _activation_bytes(spec: RunSpec, layers: list[Layer], recompute: bool, lean: bool) -> float:
-    """What the images of a step keep for the backward pass, and the parts of them that are worked on."""
-    images = images_per_step(spec) * ACTIVATION_SIZE.get(spec.precision, 1.0)
-    largest = max(layer.outputs for layer in layers)
-    per_output = (BYTES_PER_OUTPUT if lean else KEPT_BYTES_PER_OUTPUT)[spec.network.kind]
-    kept = per_output * sum(layer.outputs for layer in layers)
-    recomputed = RECOMPUTED_BYTES_PER_OUTPUT * largest
-    return images * (min(kept, recomputed) if recompute else kept) + PARTS * min(PART_BYTES, 4 * images * largest)
+def _activation_bytes(spec: RunSpec, layers: list[Layer], which: str) -> float:
+    images = images_per_step(spec) * ACTIVATION_SIZE[spec.precision]
+    outputs = [layer.channels * layer.pixels for layer in layers]
+    kind = "resnet18" if isinstance(spec.network, ResNet18Config) else "kept" if which == "kept" else "lean"
+    per_image = BYTES_PER_OUTPUT[kind] * sum(outputs)
+    if which == "recomputed":
+        per_image = min(per_image, RECOMPUTED_BYTES * max(outputs))
+    return images * per_image + SLICES * min(SLICE_BYTES, 4 * images * max(outputs))
 
 
 def images_per_step(spec: RunSpec) -> int:
-    """Images of all views of a step, with the three turned copies of each image of the rotation term."""
+    """Images that pass through the network in a step: those of all views, and what the method adds (rotated copies)."""
     plan, method = spec.plan, spec.method
     sizes = {"labeled": plan.labeled_batch_size, "unlabeled": plan.unlabeled_batch_size, "extra": method.extra_batch_size}
-    total = sum(sizes[view.source] for view in method.views)
-    if isinstance(method, CRMatch) and method.rotation_weight:
-        turned = min(method.rotation_images or sizes["unlabeled"], sizes["extra"] or sizes["unlabeled"])
-        total += 3 * (turned + sizes["labeled"] * (method.rotation_source == "labeled+unlabeled"))
-    return total
+    return sum(sizes[view.source] for view in method.views) + method.extra_images(sizes["labeled"], sizes["unlabeled"])
 
 
-def seconds_per_image(multiply_adds: float) -> float:
-    """Of one training step on two cores: see the module's docstring."""
-    (first, low), (last, high) = MEASURED[0], MEASURED[-1]
-    if multiply_adds <= first:
-        return low * multiply_adds / first
+def _seconds_per_image(multiply_adds: float) -> float:
     for (left, before), (right, after) in itertools.pairwise(MEASURED):
-        if multiply_adds <= right:
-            share = math.log(multiply_adds / left) / math.log(right / left)
-            return float(before * (after / before) ** share)
-    return high * multiply_adds / last
+        if left < multiply_adds <= right:
+            return float(before * (after / before) ** (math.log(multiply_adds / left) / math.log(right / left)))
+    nearest, seconds = MEASURED[0] if multiply_adds <= MEASURED[0][0] else MEASURED[-1]
+    return seconds * multiply_adds / nearest
 
 
 def network_layers(network: WideResNetConfig | ResNet18Config, channels: int, side: int) -> list[Layer]:
-    """Every convolution of the backbone for square images of `side` pixels."""
+    """Every convolution of the backbone for square images of `side` pixels, without building the network (no torch)."""
     if isinstance(network, ResNet18Config):
-        side = math.ceil(side / 2)
-        layers = [Layer(7 * 7 * channels * 64, side, 64)]
-        before, side = 64, math.ceil(side / 2)
-        stages = [(64 * 2**stage, 2, 2 if stage else 1) for stage in range(4)]
+        kernel, width_before, side = 7, 64, math.ceil(side / 2)
+        stages = [(64, 2, 2), (128, 2, 2), (256, 2, 2), (512, 2, 2)]  # stride 2 of the first stage: the max-pooling
     else:
-        layers, before = [Layer(9 * channels * STEM_CHANNELS, side, STEM_CHANNELS)], STEM_CHANNELS
+        kernel, width_before = 3, STEM_CHANNELS
         strides = [network.first_stride, *[2] * (network.scales - 1)]
         stages = [(network.filters * 2**stage, network.repeat, stride) for stage, stride in enumerate(strides)]
+    layers = [Layer(kernel**2 * channels * width_before, side**2, width_before)]
     for width, blocks, stride in stages:
         side = math.ceil(side / stride)
         for _ in range(blocks):
-            layers += [Layer(9 * before * width, side, width), Layer(9 * width * width, side, width)]
-            layers += [Layer(before * width, side, width)] if before != width else []
-            before = width
+            layers += [Layer(9 * width_before * width, side**2, width), Layer(9 * width * width, side**2, width)]
+            layers += [Layer(width_before * width, side**2, width)] if width_before != width else []  # the shortcut
+            width_before = width
     return layers
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words that fit their size: "45 s", "12 min", "5.2 h", "3.1 days"."""
+    """Seconds in a unit that fits: "45 s", "12 min", "5.2 h", "3.1 days"."""
     for limit, unit, length in ((90, "s", 1), (90 * 60, "min", 60), (36 * 3600, "h", 3600)):
         if seconds < limit:
             return f"{seconds / length:.2g} {unit}" if unit == "h" else f"{seconds / length:.0f} {unit}"
@@ -165,9 +146,61 @@ def duration(seconds: float) -> str:
 
 
 def describe_cost(cost: Cost, lengths: bool = True) -> str:
-    """A cost in words; what nobody measured is called an estimate."""
-    what = f"{cost.steps:,} steps of {cost.images_per_step:,} images, " if lengths and cost.steps else ""
+    """A cost in words; `lengths` adds the number of steps and of images per step."""
+    memory = f"{cost.memory_bytes / 1e9:.1f} GB of memory"
     if cost.cpu_seconds is None or cost.gpu_seconds is None:
-        return f"as long as its number of epochs; {cost.images_per_step:,} images a step, {cost.memory_bytes / 1e9:.1f} GB"
-    cpu, gpu = duration(cost.cpu_seconds), duration(cost.gpu_seconds)
-    return f"{what}about {cpu} on two cores, estimated {gpu} on one GPU, {cost.memory_bytes / 1e9:.1f} GB of memory"
+        return f"time depends on its number of epochs, {cost.images_per_step:,} images per step, {memory}"
+    what = f"{cost.steps:,} steps of {cost.images_per_step:,} images, " if lengths else ""
+    return f"{what}about {duration(cost.cpu_seconds)} on two cores, estimated {duration(cost.gpu_seconds)} on one GPU, {memory}"
+
+
+def check_memory(
+    spec: RunSpec, setting: Setting, free: int | None, execution: Execution = Execution(), processes: int = 1
+) -> None:
+    """Raise before the first step if the run needs more memory than is free, and name what would make it fit."""
+
+    def needed(spec: RunSpec, execution: Execution) -> float:
+        # The process and its data exist already.
+        return estimate(spec, setting, execution, processes).memory_bytes - PROCESS_BYTES
+
+    if free is None or needed(spec, execution) <= free:
+        return
+    found = f"this run needs about {needed(spec, execution) / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free"
+    if os.environ.get(IGNORE) == "1":
+        logger.warning("%s; it is trained because %s=1", found, IGNORE)
+        return
+    advice = "Use smaller images (--image-size), another network (network.filters) or smaller batches (plan.*_batch_size)."
+    # Recomputing changes no result, so it comes first; then the largest batch of unlabeled images that fits, by halves.
+    size, options = spec.plan.unlabeled_batch_size, ((execution, ""), (execution._replace(recompute=True), " --recompute"))
+    while size:
+        smaller = replace(spec, **{"plan.unlabeled_batch_size": size})
+        if fitting := [text for choice, text in options if needed(smaller, choice) <= free]:
+            advice = f"Fits:{fitting[0]}{f' --set plan.unlabeled_batch_size={size}' if smaller != spec else ''}."
+            break
+        size //= 2
+    raise RequestError(f"{found}.\n{advice} ({IGNORE}=1 tries it all the same.)")
+
+
+def free_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that this process can still take: available memory, or less if a container has a limit; None: unknown."""
+    found = [line.split() for line in _text(root / "proc/meminfo").splitlines() if line.startswith("MemAvailable:")]
+    free = [1024 * int(words[1]) for words in found]
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controller, path = line.split(":", 2)
+        if controller in CGROUPS:
+            folder, limit_name, usage_name, reclaimable = CGROUPS[controller]
+            base = root / "sys/fs/cgroup" / folder
+            group = base / path.lstrip("/")
+            for place in (group, *group.parents[: len(group.relative_to(base).parts)]):  # parents' limits hold, too
+                limit, usage = _text(place / limit_name).strip(), _text(place / usage_name).strip()
+                if limit.isdigit() and usage.isdigit():
+                    counts = dict(entry.split() for entry in _text(place / "memory.stat").splitlines())
+                    free.append(max(0, int(limit) - int(usage) + int(counts.get(reclaimable, 0))))
+    return min(free, default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,45 +1,49 @@
-"""The directory of a run: its name, its files, and the curves. Imports no torch."""
+"""The directory of a run: its name, its files, its lock and its curves. Imports no torch."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 from crmatch.atomic_files import read_json, write_file
 from crmatch.data.settings import Setting
-from crmatch.errors import DataError, RequestError
+from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.runs.record import RunRecord, parse_record
 from crmatch.spec.recipes import changed_keys, default_recipe
 from crmatch.spec.run_spec import RunSpec, parse_spec
 
 LONGEST_VARIANT = 60
+MODEL_WEIGHTS, MODEL_CONFIG, MODEL_CARD = "model.safetensors", "config.json", "README.md"
+
+
+def run_directory(out: Path, spec: RunSpec, setting: Setting) -> RunDirectory:
+    """`<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`."""
+    changed = variant(spec, setting)
+    name = f"{spec.method.name}-{changed}" if changed else spec.method.name
+    return RunDirectory(out / spec.setting / name / f"split{spec.split}-seed{spec.seed}")
 
 
 def variant(spec: RunSpec, setting: Setting) -> str:
-    """What a run's directory says after its method: the recipe if it is not the default, then every changed key.
+    """How a run differs from the default recipe of its method: the recipe's name, then every changed key.
 
-    Made from the spec, never typed, so that two specs never share a directory. Longer than 60 characters: the first 40
-    and 8 hex digits of the spec's hash, which is that of split 1 and seed 0: splits and seeds of a variant lie side by side.
+    Two specs never share a variant. One longer than 60 characters is cut to 40, followed by the hash of the spec with split 1
+    and seed 0, so that all splits and seeds of a variant lie in one folder.
     """
     parts = [] if spec.recipe == default_recipe(setting) else [spec.recipe]
     parts += [f"labels={spec.data.labels_checksum}"] if spec.data.labels_checksum else []
-    for key, value in changed_keys(spec, setting).items():
-        text = str(value).replace(" ", "").replace("/", "_")
-        parts.append(f"{key}={text}")
+    changed = changed_keys(spec, setting)
+    parts += [f"{key}={value}".replace(" ", "").replace("/", "_") for key, value in changed.items()]
     whole = ",".join(parts)
     if len(whole) <= LONGEST_VARIANT:
         return whole
     return f"{whole[:40]}-{spec.model_copy(update={'split': 1, 'seed': 0}).hash}"
-
-
-MODEL_WEIGHTS = "model.safetensors"
-MODEL_CONFIG = "config.json"
-MODEL_CARD = "README.md"
 
 
 class RunDirectory:
@@ -58,40 +62,71 @@ class RunDirectory:
         self.tensorboard = path / "tensorboard"
         self.lock = path / "run.lock"
 
-    def aside(self, number: int) -> Path:
-        """Where the run is kept when it is set aside to be trained anew, for the `number`th time."""
-        return self.path.with_name(f"{self.path.name}.old{number}")
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Own the directory, which is created if needed; raises `InUseError` if another process does."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.lock).acquire(timeout=0)
+        except Timeout as error:
+            found = f"{self.path} is in use by another process"
+            raise InUseError(f"{found}.\nWait until it ends, or choose another --out.") from error
+        except OSError as error:
+            reason = f"cannot write to {self.path}: {error.strerror}"
+            raise DataError(f"{reason}.\nChoose a directory you may write to with --out.") from error
+        with lock:
+            yield
+
+    def set_aside(self) -> None:
+        """Rename an existing directory to the first free `<name>.old<k>`, so that the run is trained from the beginning."""
+        if self.path.exists():
+            with self.locked():
+                number = 1
+                while (aside := self.path.with_name(f"{self.path.name}.old{number}")).exists():
+                    number += 1
+                self.path.rename(aside)
 
     @property
     def is_aside(self) -> bool:
-        """Whether this is a run that was set aside."""
+        """Whether this run was set aside."""
         return re.search(r"\.old\d+$", self.path.name) is not None
 
     def read_spec(self) -> RunSpec | None:
-        """The spec that was started here; None where nothing was."""
+        """The spec of the run; None if nothing was started here."""
         if not self.spec.exists():
             return None
         try:
             return parse_spec(read_json(self.spec))
         except RequestError as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{self.spec} is no spec of a run: {reason}\nThe file is damaged; remove the directory.") from error
+            found = f"{self.spec} is not the spec of a run: {str(error).splitlines()[0]}"
+            raise DataError(f"{found}\nThe file is damaged; remove the directory.") from error
 
     def read_record(self) -> RunRecord | None:
-        """The record of a finished run; None where it is not finished."""
-        if not self.record.exists():
-            return None
-        return parse_record(read_json(self.record), self.record)
+        """The record of a finished run; None if it is not finished."""
+        return parse_record(read_json(self.record), self.record) if self.record.exists() else None
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The curves; a line that a kill cut short is left out."""
-        return list(_lines(self.metrics)) if self.metrics.exists() else []
+        """The curves. The last line is left out if a kill cut it short; any other damaged line is an error."""
+        if not self.metrics.exists():
+            return []
+        texts = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = []
+        for number, text in enumerate(texts, start=1):
+            try:
+                line = json.loads(text)
+                int(line["step"])
+                lines.append(line)
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                if number < len(texts):
+                    reason = f"line {number} of {self.metrics} is damaged"
+                    raise DataError(f"{reason}.\nRepair it, or remove the directory to start again.") from error
+        return lines
 
 
 class CurveFile:
-    """`metrics.jsonl`: one line per log point; lines after the point of continuation are dropped.
+    """`metrics.jsonl`, one line per log point; lines after the step from which the run resumes are dropped.
 
-    Of the processes that share a run one `writes`; the others keep the same lines in memory.
+    If several processes share a run, only the main one `writes`; the others keep the same lines in memory.
     """
 
     def __init__(self, directory: RunDirectory, step: int, writes: bool = True) -> None:
@@ -100,52 +135,22 @@ class CurveFile:
         if writes:
             write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
 
-    def __enter__(self) -> CurveFile:
-        with self._writing():
-            self._file = open(self._path, "a", encoding="utf-8")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        with contextlib.suppress(OSError):  # a full disk was reported when the line was written
-            self._file.close()
-
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line and hand it to the system."""
+        """Write a line."""
         self.lines.append(dict(line))
-        with self._writing():
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+        with self._open() as file:
+            file.write(json.dumps(line) + "\n")
 
-    def flush(self) -> None:
-        """Put all lines on the disk, before a checkpoint that relies on them."""
-        with self._writing():
-            os.fsync(self._file.fileno())
+    def sync(self) -> None:
+        """Force all lines to disk, before a checkpoint that relies on them."""
+        with self._open() as file:
+            os.fsync(file.fileno())
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    @contextmanager
+    def _open(self) -> Iterator[IO[str]]:
         try:
-            yield
+            with open(self._path, "a", encoding="utf-8") as file:
+                yield file
         except OSError as error:
             reason = f"cannot write {self._path}: {error.strerror}"
-            raise DataError(f"{reason}.\nFree some space; the same command continues.") from error
-
-
-def run_directory(out: Path, spec: RunSpec, setting: Setting) -> RunDirectory:
-    """`<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`."""
-    changed = variant(spec, setting)
-    name = f"{spec.method.name}-{changed}" if changed else spec.method.name
-    return RunDirectory(out / spec.setting / name / f"split{spec.split}-seed{spec.seed}")
-
-
-def _lines(path: Path) -> Iterable[dict[str, Any]]:
-    """Lines of curves; only the last one may be cut short."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, text in enumerate(lines, start=1):
-        try:
-            line = json.loads(text)
-            int(line["step"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            if number == len(lines):
-                return
-            raise DataError(f"line {number} of {path} is damaged.\nMend it, or remove the directory to start again.") from error
-        yield line
+            raise DataError(f"{reason}.\nFree some space, then resume with the same command.") from error

@@ -1,4 +1,4 @@
-"""Records: one JSON per finished run, written once, and the directory each run lives in. Imports no torch."""
+"""Records: one JSON file per finished run, written once. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ HEADLINES = {"last": "final model", "median_last_20": f"median of the last {MEDI
 
 
 class Errors(StrictModel):
-    """Test errors of one model in percent, by the rules that people report."""
+    """Test errors of one model in percent."""
 
     last: float
-    median_last_20: float
-    """Median of the last 20 evaluations (of all, where there were fewer)."""
-    best_on_test: float
-    """The lowest over all evaluations: chosen on the test set, never a headline."""
+    median_last_20: float  # of the last 20 evaluations (of all, if there were fewer)
+    best_on_test: float  # the lowest of all evaluations: selected on the test set, so no table ever reports it
 
     @classmethod
     def from_curve(cls, errors: Sequence[float]) -> Self:
@@ -34,18 +32,15 @@ class Errors(StrictModel):
 
 
 class RunRecord(StrictModel):
-    """What a finished run leaves behind."""
+    """Results of a finished run, with its spec and what it ran on."""
 
     spec: RunSpec
     numerics: int
     crmatch_version: str
-    evaluated: Literal["ema", "raw"]
-    """Which model counts."""
-    ema: Errors | None
+    evaluated: Literal["ema", "raw"]  # which weights are reported
+    ema: Errors | None  # None without a test set, as `raw`
     raw: Errors | None
-    """None for both where there is no test set."""
-    per_class_error: list[float | None]
-    """None for a class without a test image."""
+    per_class_error: list[float | None]  # None for a class without test images
     confusion: list[list[int]]
     calibration_error: float | None
     class_names: list[str]
@@ -54,26 +49,24 @@ class RunRecord(StrictModel):
     test_images: int
     data_fingerprint: str
     steps: int
-    images_seen: int
-    """Images that went through the network in training."""
+    images_seen: int  # that passed through the network in training
     seconds: float
     machine: dict[str, Any]
-    final: dict[str, Any]
-    """The last line of the curves."""
-    policy: dict[str, list[list[float]]] | None = None
-    """What a learning policy learned: operation -> the rates of each parameter's bins."""
+    final: dict[str, Any]  # the last line of the curves
+    policy: dict[str, list[list[float]]] | None = None  # learned by CTAugment: operation -> weights of each parameter's bins
 
     @property
     def error(self) -> float | None:
-        """The headline: test error of the evaluated model by the spec's rule, in percent."""
+        """The reported test error in percent: of the evaluated weights, by the rule that the spec names."""
         errors = self.ema if self.evaluated == "ema" else self.raw
         return None if errors is None else float(getattr(errors, self.spec.headline))
 
 
 def parse_record(values: Any, path: Path) -> RunRecord:
-    """The record in JSON values that were read from `path`."""
+    """The record in JSON values read from `path`."""
     try:
         return RunRecord.model_validate(values)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        raise DataError(f"{path} is no run record: {reason}.\nThe file is damaged; remove it to run again.") from error
+        advice = "It is damaged or of another version of crmatch; move it away to train the run again."
+        raise DataError(f"{path} is not a run record: {reason}.\n{advice}") from error

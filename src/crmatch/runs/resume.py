@@ -1,16 +1,25 @@
-"""Continuing a run from its checkpoints, and what they say about one that diverged."""
+"""Resuming a run, in the order in which `run` asks.
+
+1. `finished_record`: what does the directory hold? Nothing, this run unfinished, this run finished, or another run (an error).
+2. `restore`: continue from the newest checkpoint, if code and data are those of the start; warn if the result will only be
+   equal up to rounding.
+3. `checkpoint_values`: what a new checkpoint stores so that 2 can be checked.
+4. `locate_divergence`: if training diverged, replay from the last good checkpoint to find the first bad step.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 
 from crmatch.atomic_files import read_json
-from crmatch.errors import CRMatchError, DataError, DivergedError, ResumeError
+from crmatch.errors import CRMatchError, DataError, DivergedError, RequestError, ResumeError
 from crmatch.runs.directory import RunDirectory
-from crmatch.spec.run_spec import NUMERICS
+from crmatch.runs.record import RunRecord
+from crmatch.spec.run_spec import NUMERICS, RunSpec, differences
 from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint
 from crmatch.training.health import ADVICE, LateDivergenceError, first_divergence
 from crmatch.training.loop import Training
@@ -18,72 +27,81 @@ from crmatch.training.loop import Training
 logger = logging.getLogger(__name__)
 
 
-def restore(training: Training, checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str) -> None:
-    """Continue from `checkpoint`, which must be of this run, on data with this fingerprint."""
+def finished_record(directory: RunDirectory, spec: RunSpec, resume: Literal["auto", "never"]) -> RunRecord | None:
+    """The record if the run is finished, None if it can be started or resumed; raises if the directory holds another run."""
+    started = directory.read_spec()
+    if started is None:
+        if directory.record.exists() or checkpoint_files(directory.checkpoints):
+            found = f"{directory.path} holds a run without its spec.json"
+            raise ResumeError(f"{found}.\nBring the file back, choose another --out, or remove the directory.")
+        return None
+    if started != spec:
+        changed = [f"{key} is {old!r} there, {new!r} here" for key, (old, new) in differences(started, spec).items()]
+        found = f"{directory.path} holds a run of another spec: {'; '.join(changed[:3])}"
+        raise RequestError(f"{found}.\nChoose another --out, or remove the directory.")
+    if resume == "never":
+        found = f"{directory.path} already holds this run, and --resume never was asked for"
+        raise RequestError(f"{found}.\nUse --resume auto to resume it, choose another --out, or remove the directory.")
+    return directory.read_record()
+
+
+def restore(training: Training, directory: RunDirectory, fingerprint: str) -> bool:
+    """Continue from the newest checkpoint; False if there is none. `fingerprint` is that of the data as it is now."""
+    checkpoint = load_checkpoint(directory.checkpoints)
+    if not training.runtime.processes.same(checkpoint.step if checkpoint else 0):
+        raise ResumeError(f"the processes find different checkpoints in {directory.path}.\nGive all of them the same --out.")
+    if checkpoint is None:
+        return False
     try:
-        _check(checkpoint, directory, fingerprint, execution_settings(training))
+        _check(checkpoint, directory, fingerprint, checkpoint_values(training))
         training.restore(checkpoint)
     except CRMatchError:
         raise
     except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
-        raise ResumeError(
-            f"the checkpoint of step {checkpoint.step} in {directory.path} does not fit its spec.\n"
-            "Remove the run's directory to start it again from the beginning."
-        ) from error
+        found = f"the checkpoint of step {checkpoint.step} in {directory.path} does not fit its spec"
+        raise ResumeError(f"{found}.\nRemove the directory to start the run from the beginning.") from error
+    logger.info("resuming %s after step %d", directory.path, checkpoint.step)
+    return True
 
 
-def execution_settings(training: Training) -> dict[str, int]:
-    """What a checkpoint says of the machine: a run that continues otherwise is not equal to the bit."""
-    return {
-        "threads": torch.get_num_threads(),
-        "processes": training.runtime.processes.count,
-        "compiled": training.compiled,
-    }
+def checkpoint_values(training: Training) -> dict[str, Any]:
+    """What decides whether a resumed run is bit-identical: numerics, threads, processes, compiled code."""
+    machine = {"threads": torch.get_num_threads(), "processes": training.runtime.processes.count}
+    return {"numerics": NUMERICS, **machine, "compiled": training.runtime.compile}
+
+
+def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, now: dict[str, Any]) -> None:
+    before = {"processes": 1, "compiled": False, **checkpoint.values}
+    if before["numerics"] != NUMERICS:
+        found = f"{directory.path} was started with numerics {before['numerics']}; this version has {NUMERICS}"
+        raise ResumeError(f"{found}.\nFinish it with the version that started it, or remove the directory.")
+    split = read_json(directory.split)
+    started = split.get("data_fingerprint") if isinstance(split, dict) else None
+    if started != fingerprint:
+        found = f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now)"
+        raise DataError(f"{found}.\nBring the old data back, or choose another --out.")
+    changed = [
+        (f"with {before[unit]} {unit}", f"with {now[unit]}") for unit in ("threads", "processes") if before[unit] != now[unit]
+    ]
+    if before["compiled"] != now["compiled"]:
+        changed.append(("compiled", "eager") if before["compiled"] else ("eager", "compiled"))
+    for then, here in changed:
+        logger.warning("this run began %s and resumes %s: the result will not be bit-identical", then, here)
 
 
 def locate_divergence(
     error: DivergedError, begin: Callable[[], Training], directory: RunDirectory, reached: int
 ) -> DivergedError:
-    """`error` with the name of the last good checkpoint; where it was noticed late, a replay from there finds its step.
+    """`error` after `reached` steps, with the first bad step and the name of the last good checkpoint.
 
-    Args:
-        error: what the loop raised.
-        begin: makes the run at its beginning.
-        directory: where its checkpoints lie.
-        reached: steps that were taken.
+    A GPU notices a divergence some steps late: the steps since the checkpoint are then replayed on a `begin()` run.
     """
-    checkpoints = checkpoint_files(directory.checkpoints)
     if isinstance(error, LateDivergenceError):
         replay = begin()
         replay.finite.immediate = True
         if (checkpoint := load_checkpoint(directory.checkpoints)) is not None:
             replay.restore(checkpoint)
         error = first_divergence(replay.take_step, reached - replay.step) or error
+    checkpoints = checkpoint_files(directory.checkpoints)
     good = f"the last good checkpoint is {checkpoints[0].name}" if checkpoints else "no checkpoint had been saved before"
     return DivergedError(f"{str(error).splitlines()[0]}\n{ADVICE}; {good}.")
-
-
-def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, machine: dict[str, int]) -> None:
-    """A checkpoint may be continued only by the same numerics on the same data."""
-    if checkpoint.values["numerics"] != NUMERICS:
-        raise ResumeError(
-            f"{directory.path} was begun with numerics {checkpoint.values['numerics']}; this version has {NUMERICS}.\n"
-            "Finish it with the version that started it, or remove it."
-        )
-    split = read_json(directory.split)
-    started = split.get("data_fingerprint") if isinstance(split, dict) else None
-    if started != fingerprint:
-        raise DataError(
-            f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now).\n"
-            "Bring the old data back, or choose another --out."
-        )
-    before = {"processes": 1, "compiled": False, **checkpoint.values}
-    changed = [
-        (f"with {before[unit]} {unit}", f"with {machine[unit]}")
-        for unit in ("threads", "processes")
-        if before[unit] != machine[unit]
-    ]
-    if before["compiled"] != machine["compiled"]:
-        changed.append(("compiled", "eager") if before["compiled"] else ("eager", "compiled"))
-    for began, continues in changed:
-        logger.warning("this run began %s and continues %s: the result will not be equal to the bit", began, continues)

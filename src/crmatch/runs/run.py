@@ -1,138 +1,83 @@
-"""run(spec) -> RunRecord: train one run in its directory, resume it, or return its finished record."""
+"""run(spec) -> RunRecord: train one run in its directory, resume it (resume.py), or return its finished record."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
 import torch
-from filelock import FileLock, Timeout
 
 import crmatch
 from crmatch.atomic_files import remove_leftovers, write_file, write_json
 from crmatch.augment.policies import LearningPolicy
 from crmatch.data.splits import describe_split, keep_split
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from crmatch.errors import DataError, DivergedError, InUseError, RequestError, ResumeError, StoppedError
+from crmatch.errors import DataError, DivergedError, StoppedError
+from crmatch.runs.cost import check_memory, free_bytes
 from crmatch.runs.directory import CurveFile, RunDirectory, run_directory
 from crmatch.runs.experiment import Experiment, Progress, load_run_data
-from crmatch.runs.memory import check_memory, free_bytes
 from crmatch.runs.model_card import model_card
 from crmatch.runs.record import Errors, RunRecord
-from crmatch.runs.resume import execution_settings, locate_divergence, restore
-from crmatch.spec.recipes import setting_of
-from crmatch.spec.run_spec import NUMERICS, RunSpec, differences
-from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint, save_checkpoint
+from crmatch.runs.resume import checkpoint_values, finished_record, locate_divergence, restore
+from crmatch.runs.workspace import Workspace
+from crmatch.spec.run_spec import NUMERICS, RunSpec
+from crmatch.training.checkpoint import Checkpoint, save_checkpoint
+from crmatch.training.execution import Execution
 from crmatch.training.loop import Curves, Training, train
 from crmatch.training.runtime import choose_runtime, describe_machine
-
-logger = logging.getLogger(__name__)
 
 
 def run(
     spec: RunSpec,
-    out: Path | str = "runs",
+    workspace: Workspace | Path | str = "runs",
+    execution: Execution = Execution(),
     *,
-    data_dir: Path | None = None,
-    device: str = "auto",
-    compile: bool = False,
-    recompute: bool = False,
     resume: Literal["auto", "never"] = "auto",
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
     processes: ProcessGroup = SINGLE_PROCESS,
 ) -> RunRecord:
-    """Train `spec` and return its record; a finished run is returned as it is, a stopped one is continued.
+    """Train `spec` and return its record; a stopped run is resumed, and the record of a finished one is returned at once.
 
     Args:
         spec: what to train.
-        out: where runs are kept; this one goes to `<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`.
-        data_dir: where packed sets lie.
-        device: `auto`, `cpu`, `cuda`.
-        compile: compile the backbone's training passes: faster, and equal up to rounding only.
-        recompute: keep little for the backward pass and compute it again: slower, in a fraction of the memory.
-        resume: `auto` continues what is there; `never` refuses to.
-        progress: who watches.
-        stop: asked before every step; True saves and raises `StoppedError`.
-        processes: who shares the run, each of them calling this function; the first one writes.
+        workspace: where runs and data are kept; a path is the directory of the runs. This run is kept in
+            `<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`.
+        execution: device, compiled or not, recomputing or not.
+        resume: `auto` resumes an unfinished run; `never` refuses to.
+        progress: is told about steps and curves.
+        stop: called before every step; if it returns True, the run is saved and `StoppedError` is raised.
+        processes: the processes that share the run; each calls this function, and the main one writes.
     """
-    setting = setting_of(spec, data_dir)
-    directory = run_directory(Path(out), spec, setting)
-    if (finished := _finished(directory, spec, resume)) is not None:
+    workspace = workspace if isinstance(workspace, Workspace) else Workspace.at(workspace)
+    setting = workspace.setting_of(spec)  # once: for a folder it looks at every picture
+    directory = run_directory(workspace.out, spec, setting)
+    if (finished := finished_record(directory, spec, resume)) is not None:
         return finished
-    runtime = choose_runtime(device, spec.precision, processes, compile=compile, recompute=recompute)
-    # The first process goes on when all have come here, so nothing is written before all have looked.
-    data, split = processes.main_first(lambda: load_run_data(spec, setting, data_dir))
+    runtime = choose_runtime(execution, spec.precision, processes)
+    # The main process returns from main_first when all others have called it: by then all have looked into the directory.
+    data, split = processes.main_first(lambda: load_run_data(spec, setting, workspace.data_dir))
     experiment = Experiment(spec, data, split, runtime)
     free = free_bytes() if runtime.device.type == "cpu" else torch.cuda.mem_get_info(runtime.device)[0]
-    check_memory(spec, setting, free, recompute, runtime.lean)
-    with _locked(directory) if processes.is_main else nullcontext():
-        finished = _finished(directory, spec, resume) if processes.is_main else None
+    check_memory(spec, setting, free, execution._replace(device=runtime.device.type), processes.count)
+    with directory.locked() if processes.is_main else nullcontext():
+        # Another command may have finished the run while this one loaded its data.
+        finished = finished_record(directory, spec, resume) if processes.is_main else None
         if processes.any(finished is not None) and (finished := directory.read_record()) is not None:
             return finished
         return _train(experiment, directory, progress, stop)
 
 
-def _finished(directory: RunDirectory, spec: RunSpec, resume: str) -> RunRecord | None:
-    """The record where the run is finished; raises where the directory holds anything but this run."""
-    started = directory.read_spec()
-    if started is None:
-        if directory.record.exists() or checkpoint_files(directory.checkpoints):
-            raise ResumeError(
-                f"{directory.path} holds a run without its spec.json.\nBring the file back, choose another --out, or remove it."
-            )
-        return None
-    if started != spec:
-        changed = [f"{key} is {old!r} there, {new!r} here" for key, (old, new) in differences(started, spec).items()]
-        raise RequestError(
-            f"{directory.path} holds a run of another spec: {'; '.join(changed[:3])}.\nChoose another --out, or remove it."
-        )
-    if resume == "never":
-        raise RequestError(
-            f"{directory.path} already holds this run, and --resume never was asked for.\n"
-            "Use --resume auto to continue it, choose another --out, or remove it."
-        )
-    return directory.read_record()
-
-
-@contextmanager
-def _locked(directory: RunDirectory) -> Iterator[None]:
-    try:
-        directory.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(directory.lock, timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise InUseError(
-            f"{directory.path} is in use by another process.\nWait until it ends, or choose another --out."
-        ) from error
-    except OSError as error:
-        raise DataError(
-            f"cannot write to {directory.path}: {error.strerror}.\nChoose a directory you may write to with --out."
-        ) from error
-    try:
-        remove_leftovers(directory.path)
-        yield
-    finally:
-        lock.release()
-
-
 def _train(experiment: Experiment, directory: RunDirectory, progress: Progress | None, stop: Callable[[], bool]) -> RunRecord:
-    spec, training = experiment.spec, experiment.training()
-    train_set = experiment.data.train
+    spec, training, processes = experiment.spec, experiment.training(), experiment.runtime.processes
     rule = "folder" if spec.data.folder else spec.data.split_rule
-    description = describe_split(experiment.split, train_set, spec.setting, spec.split, rule)
-    processes = experiment.runtime.processes
-    checkpoint = load_checkpoint(directory.checkpoints)
-    if not processes.same(checkpoint.step if checkpoint else 0):
-        raise ResumeError(f"the processes find different checkpoints in {directory.path}.\nGive all of them the same --out.")
-    if checkpoint is not None:
-        restore(training, checkpoint, directory, description["data_fingerprint"])
-        logger.info("continuing %s after step %d", directory.path, checkpoint.step)
-    elif processes.is_main:
-        keep_split(directory.split, description)
+    split = describe_split(experiment.split, experiment.data.train, spec.setting, spec.split, rule)
+    if processes.is_main:
+        remove_leftovers(directory.path)
+    if not restore(training, directory, split["data_fingerprint"]) and processes.is_main:
+        keep_split(directory.split, split)
         write_json(directory.spec, spec.to_json())
     curves = CurveFile(directory, training.step, processes.is_main)
 
@@ -142,46 +87,36 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
             progress.log(line)
 
     def save(state: Checkpoint) -> None:
-        if not processes.is_main:
-            return
-        curves.flush()
-        values = {**state.values, "numerics": NUMERICS, **execution_settings(training)}
-        save_checkpoint(directory.checkpoints, state._replace(values=values))
+        if processes.is_main:
+            curves.sync()
+            values = {**state.values, **checkpoint_values(training)}
+            save_checkpoint(directory.checkpoints, state._replace(values=values))
 
     if progress:
         progress.start(training.step, training.total_steps)
     advance = progress.advance if progress else lambda steps: None
-    observers = experiment.observers(log, save=save, advance=advance, stop=stop)
-    with curves:
-        try:
-            finished = train(training, observers)
-        except DivergedError as error:
-            raise locate_divergence(error, experiment.training, directory, training.step) from error
-        if not finished:
-            raise StoppedError(
-                f"stopped after step {training.step} of {training.total_steps}; everything is saved in {directory.path}.\n"
-                "The same command continues."
-            )
+    try:
+        finished = train(training, experiment.observers(log, save=save, advance=advance, stop=stop))
+    except DivergedError as error:
+        raise locate_divergence(error, experiment.training, directory, training.step) from error
+    if not finished:
+        reached = f"stopped after step {training.step} of {training.total_steps}"
+        raise StoppedError(f"{reached}; everything is saved in {directory.path}.\nResume with the same command.")
     record = _record(experiment, training, curves.lines)
     if processes.is_main:
-        _write_results(experiment, training, record, directory)
+        weights, config = experiment.deployed(training.models, record.error)
+        write_file(directory.model, weights)
+        write_json(directory.model_config, config)
+        write_file(directory.card, model_card(record, config).encode())
+        write_json(directory.record, record.model_dump(mode="json"))  # last: it marks the run as finished
     return record
-
-
-def _write_results(experiment: Experiment, training: Training, record: RunRecord, directory: RunDirectory) -> None:
-    """The model with its card, and last of all the record, which makes the run a finished one."""
-    weights, config = experiment.deployed(training.models, record.error)
-    write_file(directory.model, weights)
-    write_json(directory.model_config, config)
-    write_file(directory.card, model_card(record, config).encode())
-    write_json(directory.record, record.model_dump(mode="json"))
 
 
 def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> RunRecord:
     if not lines:
         raise DataError("the curves (metrics.jsonl) of this run are gone.\nRemove its directory to start it again.")
-    quality = experiment.measure(experiment.evaluated(training.models))
     data, spec = experiment.data, experiment.spec
+    quality = experiment.measure(experiment.evaluated(training.models))
     curve = {name: [line[f"error/{name}"] for line in lines if f"error/{name}" in line] for name in ("ema", "raw")}
     policy = training.batches.policy
     return RunRecord(
@@ -202,7 +137,7 @@ def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> 
         steps=training.step,
         images_seen=training.images,
         seconds=round(training.seconds, 3),
-        machine=describe_machine(experiment.runtime, training.compiled),
+        machine=describe_machine(experiment.runtime),
         final=lines[-1],
         policy=policy.rates() if isinstance(policy, LearningPolicy) else None,
     )

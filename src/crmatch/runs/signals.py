@@ -1,4 +1,4 @@
-"""Signals that ask a run to save and end. Imported before everything heavy, so that none of them comes too early."""
+"""Signals that ask a command to save and end. Imported before everything heavy, so that no signal arrives too early."""
 
 from __future__ import annotations
 
@@ -10,85 +10,67 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Ctrl-C, and what clusters send before they take a machine away."""
 STOPPED = 75
-"""Exit code of a command that was asked to end (EX_TEMPFAIL: the same command again continues); of Ctrl-C it is 130."""
+"""Exit code after such a signal (EX_TEMPFAIL: run the same command again to resume); after Ctrl-C it is 130."""
+PARENT = "CRMATCH_PARENT"
+"""Environment variable with the id of the process that started this one and reads its result: it stops if that one dies."""
 
 
 class StopRequest:
-    """Asks a run to save and end when a signal arrives; a second signal ends at once.
+    """Receives the signals of this process; calling it tells whether one has arrived.
 
-    From the first time somebody asks, there is something to save and somebody who will save it. A signal before that ends
-    the process at once.
+    Until the training loop first polls it there is nothing to save, and a signal ends the process at once. Afterwards the
+    first signal only sets a flag, and a second one ends the process.
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
         self.signal: int | None = None
-        self._asked = False
-        self._process = os.getpid()
+        self._quiet, self._polled = quiet, False
+        self._process, self._parent = os.getpid(), os.environ.get(PARENT)
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+
+    def __call__(self) -> bool:
+        """Whether to save and end."""
+        self._polled = True
+        return self.signal is not None or self._parent not in (None, str(os.getppid()))
 
     @property
     def exit_code(self) -> int:
-        """What the process ends with after the signal that arrived."""
+        """Exit code of the process after the signal that arrived."""
         return 130 if self.signal == signal.SIGINT else STOPPED
 
-    def install(self) -> StopRequest:
-        """Receive this process's signals from now on."""
-        for number in SIGNALS:
-            signal.signal(number, self._handle)
-        return self
-
-    def __call__(self) -> bool:
-        """Whether a signal has arrived."""
-        self._asked = True
-        return self.signal is not None
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked helper: it has nothing to save, and its parent does the talking
+        if os.getpid() != self._process:  # a forked helper has nothing to save: it dies silently
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif self.signal is not None:
+            return
+        if self.signal is not None:
             raise SystemExit(128 + number)
-        else:
-            self.signal = number
-            if self._quiet and self._asked:
-                return
-            if self._asked:
-                _say("\nfinishing this step and saving; press again to end at once\n")
-            else:
-                self._end(frame)
-
-    def _end(self, frame: FrameType | None) -> None:
-        _say("\ncrmatch: stopped by a signal; there was nothing to save yet.\n")
-        if _importing(frame):  # half of a library's initialization may catch an exception, or lose it
-            os._exit(self.exit_code)
-        raise SystemExit(self.exit_code)
+        self.signal = number
+        if not (self._polled and self._quiet):
+            text = "finishing this step and saving; press again to end at once"
+            text = text if self._polled else "crmatch: stopped by a signal; there was nothing to save yet."
+            # Unbuffered: a handler may interrupt a write to sys.stderr, which cannot be entered twice.
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{text}\n".encode())
+        if not self._polled:
+            while frame is not None:  # a module that is being imported may catch the exception, or lose it
+                if frame.f_code.co_filename.startswith("<frozen importlib"):
+                    os._exit(self.exit_code)
+                frame = frame.f_back
+            raise SystemExit(self.exit_code)
 
 
 _current: StopRequest | None = None
 
 
 def catch_signals(quiet: bool = False) -> StopRequest:
-    """A new request that receives the signals of this process; a quiet one says nothing when it does."""
+    """A new request that receives the signals of this process from now on; a quiet one prints nothing while saving."""
     global _current
-    _current = StopRequest(quiet).install()
+    _current = StopRequest(quiet)
     return _current
 
 
 def stop_request() -> StopRequest:
     """The request of the running command."""
     return _current or catch_signals()
-
-
-def _importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported somewhere below `frame`."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _say(text: str) -> None:
-    """Straight to the terminal: a handler may interrupt a write of the buffered stream, which cannot be entered twice."""
-    with contextlib.suppress(OSError):  # nobody listens any more
-        os.write(2, text.encode())

@@ -51,11 +51,6 @@ class Workspace:
 
         return load_run_data(spec, self.setting_of(spec), self.data_dir)
 
-    @property
-    def folder_cache(self) -> Path:
-        """Where decoded pictures of folders are cached."""
-        return self.data_dir / "folders"
-
     def options(self) -> list[str]:
         """The command-line options that ask for this workspace."""
         out = ["--out", str(self.out)] if self.out != Path("runs") else []

@@ -1,7 +1,7 @@
-"""Recipes: (setting, method, name) -> RunSpec, spec section 6.1. Imports no torch.
+"""Recipes: (setting, method, name) -> RunSpec. Imports no torch.
 
-`paper` is what the paper prints and FixMatch's protocol where it is silent, `usb` the public code of the peer, `original`
-each method's own paper, `quick` ours: minutes on a CPU instead of days on a GPU.
+`paper` is what the paper prints, with FixMatch's protocol where it is silent; `usb` is the public USB code base; `original` is
+each method's own paper; `quick` is ours: minutes on a CPU instead of days on a GPU.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from crmatch.spec.run_spec import AugmentationSpec, DataSpec, RunSpec, differenc
 from crmatch.training.plan import TrainPlan
 
 EPOCH = 1024
-"""Steps of an "epoch" in this code family: 65,536 labeled images in batches of 64."""
+"""Steps of an "epoch" in FixMatch's code: 65,536 labeled images in batches of 64."""
+# Mean and standard deviation per channel in USB's code; for CIFAR-10 it has those of ImageNet.
 USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
     "svhn": ((0.4380, 0.4440, 0.4730), (0.1751, 0.1771, 0.1744)),
     "stl10": ((0.4408, 0.4278, 0.3867), (0.2682, 0.2612, 0.2686)),
 }
-"""Mean and deviation per channel as USB's code has them: CIFAR-10 with those of ImageNet."""
 
 
 def default_recipe(setting: Setting) -> str:
-    """`paper` for the paper's own data sets, `quick` for everything else."""
+    """`paper` for the paper's own data sets, `quick` for all others."""
     return "paper" if setting.is_benchmark else "quick"
 
 
@@ -43,37 +43,29 @@ def recipe(setting: Setting, method: str = "crmatch", name: str | None = None) -
         raise unknown_name_error("recipe", name, RECIPES)
     if method not in METHODS:
         raise unknown_name_error("method", method, METHODS)
-    spec = RECIPES[name](setting, method)
-    return replace(spec, **method_class(method).recipe_keys(name, setting))
+    return replace(RECIPES[name](setting, method), **method_class(method).recipe_keys(name, setting))
 
 
 def _paper(setting: Setting, method: str) -> RunSpec:
-    ours = method == "crmatch"
-    epochs = setting.defaults.crmatch_epochs if ours else 1024
+    """FixMatch's protocol; what a method does differently, CR-Match included, are its `recipe_keys`."""
     return RunSpec(
         setting=setting.name,
         recipe="paper",
-        data=_data(setting, setting.image_size, unlabeled="remaining" if ours else "all"),
-        augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="paper" if ours else "google"),
+        data=_data(setting, setting.image_size, unlabeled="all"),
+        augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="google"),
         network=NETWORKS[setting.defaults.network],
-        method=build_method(method, _ties(method, "exclude" if ours else "include")),
-        plan=TrainPlan(steps=epochs * EPOCH, weight_decay=setting.defaults.weight_decay),
-        headline="last" if ours else "median_last_20",
+        method=build_method(method, _ties(method, "include")),
+        plan=TrainPlan(steps=1024 * EPOCH, weight_decay=setting.defaults.weight_decay),
+        headline="median_last_20",
     )
 
 
 def _usb(setting: Setting, method: str) -> RunSpec:
-    wide = setting.image_size > 48
-    network = WideResNetConfig(
-        filters=32,
-        scales=4 if wide else 3,
-        first_stride=2 if wide else 1,
-        block="usb",
-        conv_bias="stem",
-        block_norm_epsilon=1e-5,
-    )
-    stem = setting.stem if setting.channels == 3 else None
-    mean, std = USB_STATISTICS.get(stem, ((0.5,), (0.5,)))
+    network = WideResNetConfig(filters=32, block="usb", conv_bias="stem", block_norm_epsilon=1e-5)
+    if setting.image_size > 48:
+        network = network.model_copy(update={"scales": 4, "first_stride": 2})
+    mean, std = USB_STATISTICS.get(setting.stem if setting.channels == 3 else None, ((0.5,), (0.5,)))
+    decay, every = setting.defaults.weight_decay, 5120
     return RunSpec(
         setting=setting.name,
         recipe="usb",
@@ -81,26 +73,22 @@ def _usb(setting: Setting, method: str) -> RunSpec:
         augmentation=AugmentationSpec(mirror=setting.data != "digits", variant="usb"),
         network=network,
         method=build_method(method, _ties(method, "include")),
-        plan=TrainPlan(
-            steps=1024 * EPOCH, weight_decay=setting.defaults.weight_decay, evaluate_every=5120, checkpoint_every=5120
-        ),
+        plan=TrainPlan(steps=1024 * EPOCH, weight_decay=decay, evaluate_every=every, checkpoint_every=every),
     )
 
 
 def _original(setting: Setting, method: str) -> RunSpec:
-    """As `paper`, but for what a method's own paper does otherwise (its `recipe_keys`)."""
+    """As `paper`; a method's own paper differs in its `recipe_keys`."""
     return _paper(setting, method).model_copy(update={"recipe": "original"})
 
 
 def _quick(setting: Setting, method: str) -> RunSpec:
-    digits = setting.data == "digits"
-    size = setting.image_size if setting.image_size < 32 else 16 if setting.image_size == 32 else 32
-    decay = 0.99 if digits else 0.998
-    steps = 1000 if digits else 3000
+    steps, ema_decay = (1000, 0.99) if setting.data == "digits" else (3000, 0.998)
     return RunSpec(
         setting=setting.name,
         recipe="quick",
-        data=_data(setting, size),
+        # CIFAR's 32 pixels become 16, larger images 32.
+        data=_data(setting, setting.image_size if setting.image_size < 32 else 16 if setting.image_size == 32 else 32),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
         network=WideResNetConfig(filters=32 if setting.channels == 3 else 16, repeat=1, norm_momentum=0.1),
         method=build_method(method, _ties(method, "exclude")),
@@ -109,7 +97,7 @@ def _quick(setting: Setting, method: str) -> RunSpec:
             labeled_batch_size=16,
             unlabeled_batch_size=112,
             weight_decay=setting.defaults.weight_decay,
-            ema_decay=decay,
+            ema_decay=ema_decay,
             ema_warmup=True,
             evaluate_every=steps // 20,
             log_every=steps // 100,
@@ -118,12 +106,8 @@ def _quick(setting: Setting, method: str) -> RunSpec:
     )
 
 
-RECIPES: dict[str, Callable[[Setting, str], RunSpec]] = {
-    "paper": _paper,
-    "usb": _usb,
-    "original": _original,
-    "quick": _quick,
-}
+Recipe = Callable[[Setting, str], RunSpec]
+RECIPES: dict[str, Recipe] = {"paper": _paper, "usb": _usb, "original": _original, "quick": _quick}
 
 
 def setting_of(spec: RunSpec, data_dir: Path | None = None) -> Setting:
@@ -133,14 +117,14 @@ def setting_of(spec: RunSpec, data_dir: Path | None = None) -> Setting:
 
 
 def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
-    """Every key, in order, whose value is not that of the spec's own recipe."""
+    """Every key, in order, whose value is not that of the spec's recipe."""
     base = recipe(setting, spec.method.name, spec.recipe)
     named = ("split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum")
     return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
 
 
 def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
-    """The `crmatch train` command whose run is `spec`, for a shell; `options` are put at its end."""
+    """The `crmatch train` command that trains `spec`, quoted for a shell; `options` come last."""
     words = ["crmatch", "train", spec.data.folder or spec.setting]
     words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
     words += ["--method", spec.method.name] if spec.method.name != "crmatch" else []
@@ -148,26 +132,23 @@ def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
     words += ["--split", str(spec.split)] if spec.split != 1 else []
     words += ["--seed", str(spec.seed)] if spec.seed else []
     for key, value in changed_keys(spec, setting).items():
-        if key == "plan.steps":
-            words += ["--steps", str(value)]
-        else:
-            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+        text = value if isinstance(value, str) else json.dumps(value)
+        words += ["--steps", text] if key == "plan.steps" and value else ["--set", f"{key}={text}"]
     return shlex.join([*words, *options])
 
 
 def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
-    """Where the images are, at which size, split by which rule."""
     return DataSpec(
         folder=str(setting.folder) if setting.folder else None,
         labels_file=str(setting.labels_file) if setting.labels_file else None,
-        labels_checksum=_content(setting.labels_file) if setting.labels_file else None,
+        labels_checksum=_labels_checksum(setting.labels_file) if setting.labels_file else None,
         image_size=image_size,
         split_rule=setting.defaults.split_rule,
         **choices,
     )
 
 
-def _content(labels_file: Path) -> str:
+def _labels_checksum(labels_file: Path) -> str:
     try:
         return checksum(labels_file.read_bytes())[:8]
     except OSError as error:
@@ -176,5 +157,5 @@ def _content(labels_file: Path) -> str:
 
 
 def _ties(method: str, ties: str) -> dict[str, Any]:
-    """The choice of ties for methods that have one."""
+    """Whether a confidence equal to the threshold passes, for methods with that choice."""
     return {"ties": ties} if "ties" in method_class(method).model_fields else {}

@@ -1,4 +1,4 @@
-"""RunSpec: one frozen, validated value that says everything about a run. Imports no torch."""
+"""RunSpec: one immutable, validated value that defines a run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,26 +16,21 @@ from crmatch.networks.config import NetworkConfig, WideResNetConfig
 from crmatch.strict_model import StrictModel
 from crmatch.training.plan import TrainPlan
 
-NUMERICS = 3
-"""Raised when a change moves golden losses; records carry it and tables show it."""
+NUMERICS = 3  # increased by changes that move golden losses; stored in records and shown in tables
 
 
 class DataSpec(StrictModel):
-    """Which images at which size, and which of them count as unlabeled."""
+    """Which images are used, at which size, and which of them are unlabeled."""
 
-    folder: str | None = None
-    """A folder of pictures of one's own; None: the data set that the setting names."""
-    labels_file: str | None = None
-    """A labels.csv that comes before the folder's own, or that adds labels to those of a setting."""
-    labels_checksum: str | None = None
-    """8 hex digits of that file's content, so that new labels are a new run."""
+    folder: str | None = None  # a folder of pictures; None: the data set that the setting names
+    labels_file: str | None = None  # a labels.csv that replaces the folder's own, or adds labels to those of a setting
+    labels_checksum: str | None = None  # 8 hex digits for the content of that file: new labels make a new run
     image_size: int = Field(32, ge=8, le=512)
     unlabeled: Literal["remaining", "all"] = "remaining"
-    """Whether the labeled images are among the unlabeled ones."""
+    """Whether the unlabeled images exclude or include the labeled ones."""
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
-    """The same number of labels for every class, as the training set is distributed, or the set's published folds."""
-    mean: tuple[float, ...] = (0.5,)
-    """Per channel (one value serves all), for pixels scaled to 0..1."""
+    """The same number of labels for every class, numbers in proportion to the classes, or the data set's published folds."""
+    mean: tuple[float, ...] = (0.5,)  # per channel, or one value for all, of pixels scaled to 0..1
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,)
 
 
@@ -43,31 +38,22 @@ class AugmentationSpec(StrictModel):
     """Weak augmentation and the strong policy."""
 
     mirror: bool = True
-    padding: int | None = Field(None, ge=0)
-    """Pixels by which the weak crop may move; None: an eighth of the side."""
-    padding_mode: Literal["reflect", "zero"] = "reflect"
-    """What the moved crop shows beyond the image: its mirror image, or black."""
-    rotation: float = Field(0.0, ge=0, le=180)
-    """Degrees by which the weak view may be turned, either way (deep label propagation: 10 on mini-ImageNet)."""
-    jitter: bool = False
-    """Whether the weak view's colors are jittered by ColorJitter(0.4, 0.4, 0.4, 0.1) (PLCB on mini-ImageNet)."""
+    padding: int | None = Field(None, ge=0)  # largest shift of the weak crop in pixels; None: an eighth of the side
+    padding_mode: Literal["reflect", "zero"] = "reflect"  # what a shifted crop shows beyond the image
+    rotation: float = Field(0.0, ge=0, le=180)  # of the weak view: up to so many degrees either way
+    jitter: bool = False  # whether the weak view gets ColorJitter(0.4, 0.4, 0.4, 0.1)
     policy: Literal["randaugment", "ctaugment"] = "randaugment"
-    variant: Literal["paper", "google", "author", "kekmodel", "usb", "featmatch"] = "paper"
-    """Which RandAugment."""
-    cutout: bool = True
-    """Whether a gray square ends every strong view (ReMixMatch and FeatMatch have none)."""
-    geometry: bool = True
-    """Whether strong views may move pixels (rotate, shear, translate, rescale); not where images have no geometry."""
+    variant: Literal["paper", "google", "author", "kekmodel", "usb", "featmatch"] = "paper"  # of RandAugment
+    cutout: bool = True  # whether every strong view ends with a gray square (not in ReMixMatch and FeatMatch)
+    geometry: bool = True  # whether strong views may rotate, shear, translate and rescale
 
 
 def _as_method(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return build_method(str(value.get("name", "crmatch")), value)
-    return value
+    return build_method(str(value.get("name", "crmatch")), value) if isinstance(value, Mapping) else value
 
 
 class RunSpec(StrictModel):
-    """Everything about a run but where it computes."""
+    """Everything that determines the result of a run; where it is kept and computed are a `Workspace` and an `Execution`."""
 
     setting: str
     recipe: str
@@ -79,9 +65,9 @@ class RunSpec(StrictModel):
     method: Annotated[SerializeAsAny[Method], BeforeValidator(_as_method)]
     plan: TrainPlan
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
-    """bf16 and fp16: the backbone's values in training; weights, heads, losses and evaluation stay in fp32."""
+    """bf16 and fp16 are those of the backbone in training; weights, heads, losses and evaluation stay in fp32."""
     headline: Literal["last", "median_last_20"] = "last"
-    """Which error counts: that of the final model, or the median of the last 20 evaluations (FixMatch's protocol)."""
+    """Which error is reported: of the final model, or the median of the last 20 evaluations (FixMatch's protocol)."""
 
     @model_validator(mode="after")
     def _crop_stays_inside(self) -> Self:
@@ -91,9 +77,8 @@ class RunSpec(StrictModel):
 
     @property
     def padding(self) -> int:
-        """Pixels by which the weak crop may move."""
-        chosen = self.augmentation.padding
-        return self.data.image_size // 8 if chosen is None else chosen
+        """Largest shift of the weak crop in pixels."""
+        return self.data.image_size // 8 if self.augmentation.padding is None else self.augmentation.padding
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -101,22 +86,36 @@ class RunSpec(StrictModel):
 
     @property
     def hash(self) -> str:
-        """8 hex digits of the spec's content."""
-        content = json.dumps(self.to_json(), sort_keys=True).encode()
-        return hashlib.blake2b(content, digest_size=4).hexdigest()
+        """8 hex digits that identify the spec."""
+        return hashlib.blake2b(json.dumps(self.to_json(), sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def parse_spec(values: Mapping[str, Any]) -> RunSpec:
     """A spec from JSON values; raises `RequestError` with the key, the value found and what would work."""
-    return _validated(values)
+    try:
+        return RunSpec.model_validate(values)
+    except ValidationError as error:
+        cause = error.errors()[0].get("ctx", {}).get("error")
+        raise cause if isinstance(cause, CRMatchError) else RequestError(_explain(error)) from error
 
 
 def replace(spec: RunSpec, **changes: Any) -> RunSpec:
     """A new spec with dotted keys changed, e.g. `replace(spec, **{"method.threshold": 0.9})`; the result is validated."""
     values = spec.to_json()
     for key, value in changes.items():
-        _set(values, key, value)
-    return _validated(values)
+        *sections, leaf = key.split(".")
+        target: Any = values
+        for section in sections:
+            target = target.get(section) if isinstance(target, dict) else None
+        if not isinstance(target, dict) or leaf not in target:
+            known = [name for name, _ in flatten(values)]
+            siblings = [name for name in known if name.startswith(f"{sections[0]}.")] if sections else []
+            raise unknown_name_error("key", key, siblings or known)
+        if isinstance(target[leaf], dict) and not isinstance(value, dict):
+            inside = ", ".join(f"{key}.{name}" for name in target[leaf])
+            raise RequestError(f"{key} is a section, not a value.\nIts keys: {inside}")
+        target[leaf] = value
+    return parse_spec(values)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -129,13 +128,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def differences(first: RunSpec, second: RunSpec) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys whose values differ, with both; None where a spec has no such key."""
+    """Dotted keys whose values differ, with both values; None if a spec has no such key."""
     one, two = dict(flatten(first.to_json())), dict(flatten(second.to_json()))
     return {key: (one.get(key), two.get(key)) for key in {**one, **two} if one.get(key) != two.get(key)}
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`key=value` texts as a dictionary; values are JSON where they parse as such, else text."""
+    """`key=value` texts as a dictionary; a value that is not JSON is text."""
     changes: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -148,34 +147,11 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     return changes
 
 
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
-    *sections, leaf = key.split(".")
-    target: Any = values
-    for section in sections:
-        target = target.get(section) if isinstance(target, dict) else None
-    if not isinstance(target, dict) or leaf not in target:
-        known = [name for name, _ in flatten(values)]
-        siblings = [name for name in known if name.startswith(f"{sections[0]}.")] if sections else []
-        raise unknown_name_error("key", key, siblings or known)
-    if isinstance(target[leaf], dict) and not isinstance(value, dict):
-        inside = ", ".join(f"{key}.{name}" for name in target[leaf])
-        raise RequestError(f"{key} is a section, not a value.\nIts keys: {inside}")
-    target[leaf] = value
-
-
-def _validated(values: Mapping[str, Any]) -> RunSpec:
-    try:
-        return RunSpec.model_validate(values)
-    except ValidationError as error:
-        cause = error.errors()[0].get("ctx", {}).get("error")
-        raise cause if isinstance(cause, CRMatchError) else RequestError(_explain(error)) from error
-
-
 def _explain(error: ValidationError) -> str:
-    """At most two lines: which key, what was found, what would work; further problems are counted."""
+    """Two lines: which key, what was found, what would work; further problems are counted."""
     first, *others = error.errors()
-    path = [str(part) for part in first["loc"] if part not in ("wide_resnet", "resnet18")]
-    where = ".".join(path) or "the spec"
+    # pydantic names the member of the union of networks in the path.
+    where = ".".join(str(part) for part in first["loc"] if part not in ("wide_resnet", "resnet18")) or "the spec"
     found = first["input"]
     shown = f", found {found!r}" if not isinstance(found, Mapping | BaseModel) else ""
     what = first["msg"].removeprefix("Value error, ")

@@ -2,7 +2,7 @@
 
 A checkpoint is a safetensors file whose header carries plain values as JSON. Its name holds the step and a checksum of its
 bytes: `step-00000700-9f86d081884c7d65.safetensors`. It is written beside its final name, flushed to disk and renamed, so at
-any moment each file under a final name is whole. The last two are kept.
+any moment every file under a final name is complete. The last two are kept.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` and remove those before the last `KEPT`."""
+    """Write `checkpoint` and remove all but the last `KEPT`."""
     metadata = {"step": str(checkpoint.step), "values": json.dumps(checkpoint.values)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     content = safetensors.torch.save(tensors, metadata)
     written = directory / f"step-{checkpoint.step:08d}-{checksum(content)}.safetensors"
     write_file(written, content)
     others = [file for file in checkpoint_files(directory) if file != written]
-    same_step = [file for file in others if _parts(file)[0] == checkpoint.step]  # saved before a kill, with other timings
+    same_step = [file for file in others if _parts(file)[0] == checkpoint.step]  # saved before a kill; only its timings differ
     for old in same_step + [file for file in others if file not in same_step][KEPT - 1 :]:
         with contextlib.suppress(OSError):
             old.unlink()
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """Checkpoints in `directory`, the newest first."""
+    """Checkpoints in `directory`, newest first."""
     if not directory.is_dir():
         return []
     return sorted((file for file in directory.iterdir() if _NAME.fullmatch(file.name)), reverse=True)
@@ -63,7 +63,7 @@ def _parts(file: Path) -> tuple[int, str]:
 
 
 def load_checkpoint(directory: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where none was ever written.
+    """The newest checkpoint that is intact; None if none was ever written.
 
     Raises:
         ResumeError: there are checkpoints, and all of them are damaged.
@@ -78,8 +78,8 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
             damaged.append(file)
             continue
         if damaged:
-            logger.warning("the checkpoint before it, %s, is used: the steps since then are computed again", file.name)
-        for other in damaged:  # set aside, so that it does not count as one of the last two
+            logger.warning("using the checkpoint before it, %s; the steps since then are computed again", file.name)
+        for other in damaged:  # renamed, so that it is not one of the last two
             with contextlib.suppress(OSError):
                 other.rename(other.with_name(f"{other.name}.damaged"))
         return checkpoint

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Activations = Literal["kept", "lean", "recomputed"]
+"""What a training pass stores for the backward pass: all activations, half of them (see networks/low_memory), or few."""
 
 
 class Execution(NamedTuple):
@@ -20,5 +23,5 @@ class Execution(NamedTuple):
 
     def options(self) -> list[str]:
         """The command-line options that ask for this execution."""
-        chosen = ["--device", self.device] if self.device != "auto" else []
-        return chosen + ["--compile"] * self.compile + ["--recompute"] * self.recompute
+        device = ["--device", self.device] if self.device != "auto" else []
+        return device + ["--compile"] * self.compile + ["--recompute"] * self.recompute

@@ -1,7 +1,4 @@
-"""Whether loss and gradients stay finite, without making the device wait, and where they first did not.
-
-A watch for runs that compute on but learn nothing from the unlabeled images.
-"""
+"""Watches over a run: is everything finite, and does the run learn from its unlabeled images?"""
 
 from __future__ import annotations
 
@@ -15,18 +12,19 @@ from torch import Tensor
 
 from crmatch.errors import DivergedError
 
+logger = logging.getLogger(__name__)
 ADVICE = "Try a smaller plan.learning_rate"
 
 
 class LateDivergenceError(DivergedError):
-    """Something was not finite since the last look; which step came first is not known yet."""
+    """A value was not finite in some step since the last check; the first such step is not known yet."""
 
 
 class FiniteWatch:
-    """Looks at every step's loss and gradients.
+    """Checks the loss and the gradients of every step.
 
-    Where reading a value back is free (`immediate`), a bad step is known before it moves the weights. Elsewhere a flag on
-    the device is or-ed every step and read at log points and before saving.
+    If reading a value from the device is free (`immediate`), a bad step is known before it changes the weights. Otherwise a
+    flag on the device collects bad steps, and is read at log points and before saving.
     """
 
     def __init__(self, immediate: bool) -> None:
@@ -34,8 +32,8 @@ class FiniteWatch:
         self._flag: Tensor | None = None
 
     def bad_step(self, total: Tensor, gradients: Sequence[Tensor]) -> bool:
-        """Whether this step's loss or gradients are known to be not finite; never true where it is found out later."""
-        # The largest magnitude instead of a sum: it is finite exactly where all values are.
+        """Whether this step is known to have a loss or gradient that is not finite; False if it is found out later."""
+        # The largest magnitude is finite exactly if all values are; a sum could overflow.
         largest = torch._foreach_norm(list(gradients), math.inf) if gradients else ()
         bad = torch.stack([total.detach(), *largest]).isfinite().all().logical_not()
         if self.immediate:
@@ -43,14 +41,14 @@ class FiniteWatch:
         self._flag = bad if self._flag is None else self._flag | bad
         return False
 
-    def bad_since_last_look(self) -> bool:
+    def bad_since_last_check(self) -> bool:
         """Whether a step since the last call was bad; waits for the device."""
         flag, self._flag = self._flag, None
         return flag is not None and bool(flag)
 
 
 def first_divergence(take_step: Callable[[], object], steps: int) -> DivergedError | None:
-    """Replay at most `steps` steps; returns what the first bad one says, None where all were good this time."""
+    """Replay at most `steps` steps and return the error of the first bad one; None if none is bad this time."""
     try:
         for _ in range(steps):
             take_step()
@@ -59,49 +57,48 @@ def first_divergence(take_step: Callable[[], object], steps: int) -> DivergedErr
     return None
 
 
-logger = logging.getLogger(__name__)
-LOOKS = 5
-"""Log points in a row that must agree before anything is said."""
+CHECKS = 5
+"""Consecutive log points that must agree before a warning."""
 QUIET_SHARE = 0.25
-"""Share of a run in which nothing is said: confidence comes late, and the first pseudo-labels are often of one class."""
+"""Share of a run without warnings: confidence comes late, and the first pseudo-labels are often of one class."""
 QUIET_STEPS = 200
-"""Steps after which anything can be said at all: a run of fewer is a trial."""
-FEWEST_USED = 0.1
-"""Percent of pseudo-labels, below which the unlabeled images count as unused."""
+"""Steps without warnings; a shorter run is a trial."""
+LOWEST_MASK_RATE = 0.1
+"""Percent of pseudo-labels in use, below which the unlabeled images are practically unused."""
 LARGEST_SHARE = 95.0
-"""Percent of the pseudo-labels used, above which one class has taken all."""
+"""Percent of the used pseudo-labels that one class may have."""
 
 
 class CollapseWatch:
-    """Warns once, in plain words, where no pseudo-label is used any more, or where all are of one class."""
+    """Warns once if no pseudo-label is used any more, or if nearly all of them are of one class."""
 
     def __init__(self, class_names: Sequence[str], total_steps: int, device: torch.device) -> None:
         self._names, self._total = tuple(class_names), total_steps
         self._used = torch.zeros(len(self._names), dtype=torch.float64, device=device)
-        self._unused = self._one_class = 0
+        self._unused_checks = self._one_class_checks = 0
 
     def add(self, labels: Tensor, used: Tensor) -> None:
-        """Take in a step's pseudo-labels (Bu,) and how much each counted (Bu,), without waiting for the device."""
+        """Add a step's pseudo-labels (Bu,) with their weights (Bu,), without waiting for the device."""
         self._used.index_add_(0, labels, used.to(torch.float64))
 
-    def look(self, line: Mapping[str, Any]) -> None:
-        """Look at a log point's curves and at the classes used since the last one."""
+    def check(self, line: Mapping[str, Any]) -> None:
+        """Check a log point's curves and the classes used since the last one."""
         sums = self._used.tolist()
         self._used.zero_()
         rate = line.get("mask_rate")
         if rate is None or line["step"] < max(QUIET_STEPS, QUIET_SHARE * self._total):
             return
-        self._unused = self._unused + 1 if rate < FEWEST_USED else 0
+        self._unused_checks = self._unused_checks + 1 if rate < LOWEST_MASK_RATE else 0
         share = 100 * max(sums) / sum(sums) if sum(sums) else 0.0
-        self._one_class = self._one_class + 1 if share > LARGEST_SHARE and len(sums) > 1 else 0
-        if self._unused == LOOKS:
+        self._one_class_checks = self._one_class_checks + 1 if share > LARGEST_SHARE and len(sums) > 1 else 0
+        if self._unused_checks == CHECKS:
             logger.warning(
                 "step %d: hardly any pseudo-label is confident enough to be used (%.2g %%); the run learns from its labels "
                 "alone.\nLower method.threshold, or label a few more images.",
                 line["step"],
                 rate,
             )
-        if self._one_class == LOOKS:
+        if self._one_class_checks == CHECKS:
             logger.warning(
                 "step %d: %.0f %% of the pseudo-labels used are %r; the model may have collapsed onto that class.\n"
                 "Check the labels of that class, label more of the others, or try a smaller plan.learning_rate.",

@@ -19,36 +19,36 @@ from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
 from crmatch.networks.dropout import dropout_from
 from crmatch.networks.ema import MovingAverage
-from crmatch.networks.low_memory.recompute import recompute_parts
+from crmatch.networks.low_memory import save_memory
 from crmatch.networks.network import Network
 from crmatch.randomness import generator
 from crmatch.training.checkpoint import Checkpoint
 from crmatch.training.health import ADVICE, FiniteWatch, LateDivergenceError
 from crmatch.training.meter import Meter
-from crmatch.training.optimizer import build_optimizer
+from crmatch.training.optimizer import Optimizer
 from crmatch.training.plan import TrainPlan
-from crmatch.training.runtime import Compiler, Runtime
+from crmatch.training.runtime import Runtime, compile_backbone
 
 Curves = dict[str, Any]
 
 
 class Batches(Protocol):
-    """Where batches come from: a pure function of the step, but for what a policy has learned."""
+    """Source of batches: a pure function of the step and of what the policy has learned."""
 
     @property
     def policy(self) -> Policy:
-        """The strong policy, whose state the loop saves where it learns."""
+        """The strong policy; the loop saves its state if it learns."""
 
     def batch(self, step: int) -> Batch:
         """The batch of `step`."""
 
     def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
-        """Let the policy learn from predictions on probes."""
+        """Let a learning policy (CTAugment) learn from predictions on probe images."""
 
     def pool(
         self, source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"], step: int
     ) -> Iterator[Tensor]:
-        """All images of a pool in order, normalized, in large batches; weak views are those of `step`."""
+        """All images of a pool in order, normalized, in large batches; weak views are drawn for `step`."""
 
     def pool_labels(self) -> Tensor:
         """Classes of the labeled pool."""
@@ -56,14 +56,14 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Observers:
-    """What the loop calls besides computing; each may be replaced alone.
+    """What the loop calls in addition to computing; by default nothing happens.
 
     Attributes:
-        log: gets one line of curves per log point.
-        evaluate: models -> errors, called every `evaluate_every` steps.
-        observe: (batch, loss) -> more scalars to average between log points.
-        save: gets a checkpoint every `checkpoint_every` steps.
-        advance: called after every step with the number of finished steps.
+        log: receives one line of curves per log point.
+        evaluate: models -> errors; called every `evaluate_every` steps.
+        observe: (batch, loss) -> further scalars that are averaged between log points.
+        save: receives a checkpoint every `checkpoint_every` steps.
+        advance: receives the number of finished steps after every step.
         stop: whether to save and return before the next step.
     """
 
@@ -77,7 +77,7 @@ class Observers:
 
 @dataclass
 class Training:
-    """A run in progress: networks, optimizer and how far it got."""
+    """A run in progress: networks, optimizer and step counter."""
 
     method: Method
     network: Network
@@ -89,7 +89,7 @@ class Training:
     seed: int
     step: int = 0
     images: int = 0
-    """Images that went through the network in training."""
+    """Images that have passed through the network in training."""
     seconds: float = 0.0
     meter: Meter = field(default_factory=Meter)
 
@@ -97,15 +97,13 @@ class Training:
         self.network.to(device=self.runtime.device, dtype=self.runtime.dtype).channels_last().train()
         make_distributed(self.network, self.runtime.processes)
         self.network.autocast = self.runtime.autocast
-        if self.runtime.recompute:
-            recompute_parts(self.network)
+        save_memory(self.network, lean=self.runtime.lean, recompute=self.runtime.recompute)
         self.average = MovingAverage(self.network, self.plan.ema_decay, self.plan.ema_warmup)
         self.average.network.eval()
         self.models = Models(self.network, self.average.network)
-        self.compiler = Compiler()
         if self.runtime.compile:
-            self.compiler.compile(self.network)
-        self.optimizer = build_optimizer(self.network, self.plan)
+            compile_backbone(self.network.backbone)
+        self.optimizer = Optimizer(self.network, self.plan)
         self.scaler = torch.amp.GradScaler(self.runtime.device.type, enabled=self.runtime.autocast is torch.float16)
         self.finite = FiniteWatch(immediate=self.runtime.host_sync_is_free)
         self.network.register_forward_pre_hook(self._count_images)
@@ -124,10 +122,10 @@ class Training:
         total = loss.total
         torch.autograd.backward(self.scaler.scale(total))
         self.runtime.processes.average_gradients(self.network.parameters())
-        # The scaler asks an optimizer for its groups and its step only.
+        # The scaler uses only `param_groups` and `step` of an optimizer.
         self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
-        # Scaled gradients may overflow: the scaler skips such a step and scales less.
+        # fp16: scaled gradients may overflow; the scaler then skips the step and lowers its scale.
         if self.finite.bad_step(total, [] if self.scaler.is_enabled() else gradients):
             raise DivergedError(self.divergence(loss))
         self.scaler.step(self.optimizer)  # type: ignore[arg-type]
@@ -140,16 +138,11 @@ class Training:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the step to come."""
+        """The learning rate of the next step."""
         return self.plan.learning_rate * self.plan.rate_factor(self.step, self.total_steps)
 
-    @property
-    def compiled(self) -> bool:
-        """Whether compiled code computes this run, as far as is known."""
-        return self.runtime.compile and self.compiler.problem is None
-
     def checkpoint(self) -> Checkpoint:
-        """Everything needed to continue as if never stopped."""
+        """The state that is needed to continue as if the run had never stopped."""
         tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
         average = self.average.network.state_dict()
         tensors |= {f"average/{name}": tensor for name, tensor in average.items() if name not in self.average.shared}
@@ -161,7 +154,7 @@ class Training:
         return Checkpoint(self.step, tensors, {**values, "scaler": self.scaler.state_dict()})
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from `checkpoint`."""
+        """Load the state of `checkpoint`."""
         groups: dict[str, dict[str, Tensor]] = {"network": {}, "average": {}, "optimizer": {}, "policy": {}}
         for name, tensor in checkpoint.tensors.items():
             group, _, key = name.partition("/")
@@ -173,10 +166,10 @@ class Training:
         parameters = self.optimizer.parameters
         for name, tensor in groups["optimizer"].items():
             index, _, key = name.partition("/")
-            alike = parameters[int(index)]
-            # Buffers in the layout of their parameter, as they were: a mixture of layouts is several times slower.
-            to_channels_last = torch.empty_like(alike).copy_(tensor) if tensor.shape == alike.shape else tensor
-            state.setdefault(int(index), {})[key] = to_channels_last.detach()
+            parameter = parameters[int(index)]
+            # Buffers get the memory layout of their parameter again: mixed layouts are several times slower.
+            value = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor
+            state.setdefault(int(index), {})[key] = value.detach()
         self.optimizer.state = state
         if isinstance(self.batches.policy, LearningPolicy):
             self.batches.policy.load_state(groups["policy"])
@@ -210,26 +203,26 @@ class Training:
         self.method.refresh(Refresh(self.models, step, self.batches.pool_labels(), features))
 
     def check_flag(self) -> None:
-        """Raise where a step since the last look was bad and nobody knew: on devices that must not wait."""
-        if self.finite.bad_since_last_look():
+        """Raise if a step since the last check was bad and could not be noticed at once (GPU)."""
+        if self.finite.bad_since_last_check():
             raise LateDivergenceError(f"loss or gradient are not finite, noticed after step {self.step}.\n{ADVICE}.")
 
     def check_weights(self) -> None:
-        """Raise before weights that left the finite numbers are evaluated or saved."""
+        """Raise if a weight is not finite, before the weights are evaluated or saved."""
         self.check_flag()
         norms = torch.stack(torch._foreach_norm([parameter.detach() for parameter in self.network.parameters()]))
         if not bool(norms.isfinite().all()):
             raise DivergedError(f"the weights are not finite after step {self.step}.\n{ADVICE}.")
 
     def divergence(self, loss: LossTerms) -> str:
-        """What to say when the loss or its gradient is not finite."""
+        """The message for a loss or gradient that is not finite."""
         terms = ", ".join(f"{name} = {term.item():g}" for name, term in loss.terms.items())
         what = "gradient" if math.isfinite(loss.total.item()) else "loss"
         return f"the {what} is not finite at step {self.step}: {terms}.\n{ADVICE}."
 
 
 def train(training: Training, observers: Observers) -> bool:
-    """Run `training` to its end; False where `observers.stop` ended it early, after saving."""
+    """Run `training` to its end; False if `observers.stop` ended it early, after saving."""
     plan = training.plan
     started, logged_at, logged_images = time.perf_counter(), time.perf_counter(), training.images
     before = training.seconds

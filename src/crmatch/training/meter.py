@@ -1,4 +1,4 @@
-"""Means of everything a step reports, kept on the device between two log points."""
+"""Running means of what a step reports, kept on the device between two log points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 class Meter:
     """Sums named scalars without waiting for the device; its state goes into checkpoints so that curves resume exactly.
 
-    A method that enters another stage reports other names; so there is one sum for each set of names.
+    A method may report other names after it enters another stage, so there is one sum per set of names.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Meter:
         self._counts: dict[tuple[str, ...], int] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
-        """Take in one step's scalars."""
+        """Add one step's scalars."""
         names = tuple(values)
         stacked = torch.stack([value.detach().to(torch.float64) for value in values.values()])
         if names in self._sums:
@@ -30,7 +30,7 @@ class Meter:
         self._counts[names] = self._counts.get(names, 0) + 1
 
     def means(self) -> dict[str, float]:
-        """Means since the last call, each over the steps that reported its name; starts anew."""
+        """Means since the last call, each over the steps that reported its name; then resets."""
         totals: dict[str, float] = {}
         counts: dict[str, int] = {}
         for names, sums in self._sums.items():
@@ -47,6 +47,6 @@ class Meter:
         ]
 
     def load_state(self, state: list[dict[str, Any]], device: torch.device) -> None:
-        """Continue from `state`."""
+        """Load `state`."""
         self._counts = {tuple(group["names"]): int(group["count"]) for group in state}
         self._sums = {tuple(group["names"]): torch.tensor(group["sum"], dtype=torch.float64, device=device) for group in state}

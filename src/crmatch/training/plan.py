@@ -1,6 +1,6 @@
-"""How long, in which batches and by which rule weights move. Imports no torch.
+"""The training plan: length, batch sizes, optimizer, learning-rate schedule. Imports no torch.
 
-Lengths inside a run (phases of a schedule) are shares of the run, so that a shortened run keeps its shape.
+Phases of a schedule are shares of the run, so that a shorter run keeps the shape of its schedule.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ COSINE_7_16 = (Phase(shape="cosine", arc=7 / 16),)
 
 
 class TrainPlan(StrictModel):
-    """Length, batches, optimizer, schedule and averages of a run."""
+    """Length, batch sizes, optimizer, schedule and EMA of a run."""
 
     steps: int | None = Field(None, ge=1, le=10**9)
     """Optimizer updates."""
     unlabeled_epochs: float | None = Field(None, gt=0, le=10**6)
-    """Length as passes over the unlabeled images, instead of `steps`."""
+    """Length in passes over the unlabeled images, instead of `steps`."""
     labeled_batch_size: int = Field(64, ge=1, le=2**16)
     unlabeled_batch_size: int = Field(448, ge=1, le=2**16)
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -63,12 +63,12 @@ class TrainPlan(StrictModel):
     decay_rule: Literal["l2", "decoupled"] = "l2"
     """`l2` adds decay * w to the gradient; `decoupled` shrinks w by lr * decay each step."""
     decay_parameters: Literal["weights", "all"] = "weights"
-    """`weights`: kernels of convolutions and linear layers only, never biases or batch norm."""
+    """`weights`: only kernels of convolutions and linear layers decay, not biases and batch norms."""
     schedule: tuple[Phase, ...] = COSINE_7_16
     ema_decay: float = Field(0.999, ge=0, lt=1)
     ema_warmup: bool | Literal["mean"] = False
-    """Raise the decay as min(decay, (1 + t) / (10 + t)), t from 0; `mean` as min(decay, 1 - 1 / (t + 1)): the plain mean of all
-    weights so far, until the decay is reached."""
+    """True: the decay at step t is min(decay, (1 + t) / (10 + t)). `mean`: min(decay, 1 - 1 / (t + 1)), the plain mean of all
+    weights so far until the decay is reached."""
     evaluate_every: int = Field(1024, ge=1)
     log_every: int = Field(64, ge=1)
     checkpoint_every: int = Field(1024, ge=1)
@@ -90,14 +90,14 @@ class TrainPlan(StrictModel):
         return math.ceil(unlabeled / self.unlabeled_batch_size)
 
     def total_steps(self, unlabeled: int) -> int:
-        """Length of the run in steps, with `unlabeled` images in the pool."""
+        """Length of the run in steps, given the number of unlabeled images."""
         if self.steps is not None:
             return self.steps
         assert self.unlabeled_epochs is not None
         return max(1, math.ceil(self.unlabeled_epochs * self.steps_per_epoch(unlabeled)))
 
     def rate_factor(self, step: int, total: int) -> float:
-        """Factor of the learning rate at `step` of `total`: a pure function."""
+        """Factor of the learning rate at `step` of `total`."""
         progress, passed = step / total, 0.0
         for phase in self.schedule[:-1]:
             if progress < passed + phase.share:

@@ -59,6 +59,18 @@ def draw(folder: Path, *paths: str, mode: str = "RGB", size: tuple[int, int] = (
         file.write_bytes(encoded(picture(seed_of(path), mode, *size), "PNG"))
 
 
+def draw_photos(root: Path) -> Path:
+    """A folder with two classes, three unlabeled pictures, two for testing."""
+    draw(root, "labeled/dog/b.png", "labeled/dog/a.png", "labeled/cat/1.png")
+    draw(root, "unlabeled/z.png", "unlabeled/deep/er/y.png", "unlabeled/x.png", "test/cat/t.png", "test/dog/t.png")
+    return root
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
 def animated(seed: int, kind: str) -> bytes:
     frames = [picture(seed + number) for number in range(3)]
     return encoded(frames[0], kind, save_all=True, append_images=frames[1:], duration=50)

@@ -1,4 +1,4 @@
-"""Point operations on uint8 images (N, C, H, W), with Pillow's own rounding."""
+"""Color operations and small blur filters on uint8 images (N, C, H, W), with Pillow's own rounding."""
 
 from __future__ import annotations
 
@@ -9,41 +9,32 @@ from torch import Tensor
 from crmatch.augment.kernels.geometry import Floats, to_device
 
 
-def mix_(pixels: Tensor, other: Tensor, shares: Tensor) -> Tensor:
-    """``Image.blend(image, other, share)`` in place of the image: pixel + share * (other - pixel) in float32."""
-    return pixels.add_((other - pixels).mul_(shares))
-
-
 def to_bytes(pixels: Tensor) -> Tensor:
-    """Float pixels clipped to 0..255 and truncated, as Pillow stores a blend; changes `pixels`.
-
-    The way over int16 is several times faster than a direct conversion.
-    """
-    return pixels.clamp_(0, 255).to(torch.int16).to(torch.uint8)
+    """Clip float pixels to 0..255 and truncate them, as Pillow stores a blend. Overwrites `pixels`."""
+    return pixels.clamp_(0, 255).to(torch.int16).to(torch.uint8)  # several times faster than float to uint8 directly
 
 
 def luma(pixels: Tensor) -> Tensor:
-    """Pillow's conversion to mode L: (19595 R + 38470 G + 7471 B + 32768) >> 16; gray images stay as they are.
-
-    All sums stay below 2^24, so float32 is exact.
+    """Pillow's conversion to mode L: (19595 R + 38470 G + 7471 B + 32768) >> 16. Gray images are copied.
 
     Args:
-        pixels: float32 (N, C, H, W) of integers, C of 1 or 3.
+        pixels: float32 (N, C, H, W) with integer values, C is 1 or 3.
 
     Returns:
-        float32 (N, 1, H, W) of integers.
+        float32 (N, 1, H, W) with integer values.
     """
     if pixels.shape[1] == 1:
         return pixels.clone()
     red, green, blue = pixels[:, 0:1], pixels[:, 1:2], pixels[:, 2:3]
-    total = (red * 19595).add_(green, alpha=38470).add_(blue, alpha=7471)
+    total = (red * 19595).add_(green, alpha=38470).add_(blue, alpha=7471)  # below 2^24, so float32 is exact
     return total.add_(32768).mul_(2**-16).floor_()
 
 
-def rounded_mean(values: Tensor) -> Tensor:
-    """int(mean + 0.5) of each image, as ``ImageEnhance.Contrast`` takes it: float32 (N, 1, 1, 1)."""
-    totals = values.sum((1, 2, 3), keepdim=True, dtype=torch.float64)
-    return totals.div_(values[0].numel()).add_(0.5).floor_().to(torch.float32)
+def mean_luma(pixels: Tensor) -> Tensor:
+    """The gray level that ``ImageEnhance.Contrast`` blends with: int(mean luma + 0.5), float32 (N, 1, 1, 1)."""
+    gray = luma(pixels)
+    totals = gray.sum((1, 2, 3), keepdim=True, dtype=torch.float64)
+    return totals.div_(gray[0].numel()).add_(0.5).floor_().to(torch.float32)
 
 
 def posterize(images: Tensor, bits: Floats) -> Tensor:
@@ -53,18 +44,16 @@ def posterize(images: Tensor, bits: Floats) -> Tensor:
 
 
 def solarize(images: Tensor, thresholds: Floats) -> Tensor:
-    """``ImageOps.solarize``: invert the values that are not below the threshold; `thresholds` is (N,).
-
-    The sign of ceil(threshold) - 1 - pixel, spread over all bits, is the mask of what to invert.
-    """
+    """``ImageOps.solarize``: invert all values that are not below the threshold; `thresholds` is (N,)."""
     limits = to_device((np.ceil(thresholds) - 1).astype(np.int16)[:, None, None, None], images.device)
+    # ceil(threshold) - 1 - pixel is negative where the pixel is inverted; its sign bit, shifted over all bits, is the mask.
     return (limits - images).bitwise_right_shift_(15).to(torch.uint8).bitwise_xor_(images)
 
 
 def autocontrast(images: Tensor) -> Tensor:
     """``ImageOps.autocontrast``: int(pixel * scale - low * scale) with scale = 255 / (high - low), in float64.
 
-    A channel with a single value stays as it is.
+    A channel with a single value is unchanged.
     """
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     constant = low == high
@@ -77,8 +66,8 @@ def autocontrast(images: Tensor) -> Tensor:
 def equalize(images: Tensor) -> Tensor:
     """``ImageOps.equalize``: each pixel becomes (step // 2 + number of darker pixels) // step, at most 255.
 
-    step = (pixels - pixels of the brightest value) // 255, per channel; a channel with step 0 stays as it is. All numbers
-    are integers below 2^20, for which float32 gives exact sums and exact whole parts of quotients.
+    step = (pixels - pixels of the brightest value) // 255, per channel; a channel with step 0 is unchanged. All numbers
+    are integers below 2^20, for which float32 gives exact sums and exact integer parts of quotients.
     """
     count, channels, height, width = images.shape
     values = images.view(count, channels, height * width)
@@ -93,10 +82,60 @@ def equalize(images: Tensor) -> Tensor:
     return tables.gather(2, positions).view(images.shape)
 
 
-def hue(images: Tensor, shifts: Tensor) -> Tensor:
-    """Hue as torchvision's ``adjust_hue`` turns it: RGB to Pillow's HSV of bytes, H + int(shift * 255) modulo 256, and back.
+def smooth(images: Tensor) -> Tensor:
+    """``ImageFilter.SMOOTH``: (sum of the 3 x 3 neighborhood + 4 * center) / 13, rounded.
 
-    Pillow mixes float32 variables and float64 constants; so does this.
+    Args:
+        images: (N, C, H, W) with integer values of any type, contiguous.
+
+    Returns:
+        float32 (N, C, H, W) with integer values; like Pillow, the border keeps its pixels.
+    """
+    width = images.shape[3]
+    pixels = images.view(-1).to(torch.int16)
+    total = _sum_of_three(_sum_of_three(pixels, 1), width).add_(pixels[width + 1 : -width - 1], alpha=4)
+    return _rounded_quotient(total, 13, images, 1)
+
+
+def blur(images: Tensor) -> Tensor:
+    """``ImageFilter.BLUR``: the mean of the 16 pixels on the edge of the 5 x 5 neighborhood; shapes as in `smooth`."""
+    width = images.shape[3]
+    pixels = images.view(-1).to(torch.int16)
+    rows_of_three = _sum_of_three(pixels, 1)
+    inside = _sum_of_three(rows_of_three, width)[width + 1 : -width - 1]
+    rows_of_five = rows_of_three[1:-1] + pixels[:-4]
+    rows_of_five.add_(pixels[4:])
+    total = _sum_of_three(rows_of_five, width)
+    total = (total[: -2 * width] + rows_of_five[3 * width : -width]).add_(rows_of_five[4 * width :]).sub_(inside)
+    return _rounded_quotient(total, 16, images, 2)
+
+
+# The filters add over the flat memory of the whole batch, which is fast. Sums across the edge of an image land on its
+# border, which is overwritten. Pillow adds float32 products and 0.5, then truncates: the exact values are either exact in
+# float32 or farther from an integer than its rounding error, so any order of additions gives Pillow's pixels.
+def _sum_of_three(values: Tensor, distance: int) -> Tensor:
+    """values[i] + values[i + distance] + values[i + 2 * distance] for a flat tensor."""
+    return (values[: -2 * distance] + values[distance:-distance]).add_(values[2 * distance :])
+
+
+def _rounded_quotient(total: Tensor, weight: int, images: Tensor, border: int) -> Tensor:
+    """Divide and round flat sums that begin at the first inner pixel; the border is copied from `images`."""
+    filtered = torch.empty_like(images, dtype=torch.float32)
+    margin = border * (images.shape[3] + 1)
+    torch.floor(total.to(torch.float32).mul_(1 / weight).add_(0.5), out=filtered.view(-1)[margin:-margin])
+    height, width = images.shape[2:]
+    for depth in range(border):
+        rows = slice(depth, None, height - 1 - 2 * depth)  # the row at this depth from the top, and from the bottom
+        columns = slice(depth, None, width - 1 - 2 * depth)
+        filtered[:, :, rows] = images[:, :, rows]
+        filtered[..., columns] = images[..., columns]
+    return filtered
+
+
+def hue(images: Tensor, shifts: Tensor) -> Tensor:
+    """Turn the hue like torchvision's ``adjust_hue``: RGB to Pillow's HSV in bytes, H + int(shift * 255) modulo 256, and back.
+
+    Pillow mixes float32 variables with float64 constants; this code makes the same conversions.
 
     Args:
         images: uint8 (N, 3, H, W).
@@ -124,7 +163,7 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
 
 
 def _hsv_to_rgb(hues: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """Pillow's conversion of float64 (N, H, W) of integers to uint8 (N, 3, H, W)."""
+    """Pillow's conversion of float64 (N, H, W) with integer values to uint8 (N, 3, H, W)."""
     position = hues * 6.0 / 255.0
     sector = position.floor()
     fraction = (position - sector).float()

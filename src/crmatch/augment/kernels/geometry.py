@@ -1,16 +1,16 @@
-"""Warps: nearest-neighbor resampling with Pillow's own arithmetic, and the weak view's crop and mirror.
+"""Nearest-neighbor warps with Pillow's own arithmetic, and the weak view's crop and mirror.
 
-Images flow in and out as uint8 (N, C, H, W); the few numbers that say where their pixels come from are NumPy arrays.
-A warp is given as the inverse matrix (a, b, c, d, e, f) that Pillow takes: output pixel (x, y) shows input pixel
-(a x + b y + c, d x + e y + f), and black where that lies outside.
+Images are uint8 (N, C, H, W) tensors; the few numbers that say where their pixels come from are NumPy arrays. A warp is given
+by Pillow's inverse matrix (a, b, c, d, e, f): output pixel (x, y) shows input pixel (a x + b y + c, d x + e y + f), or black if
+that lies outside the image.
 
-Whatever moves whole rows (crop, mirror, shear_x, translations) copies rows instead of pixels: the rows are laid out in
-one buffer with what lies left and right of them, and each output row is the window of W bytes that begins at its place.
+Operations that move whole rows (crop, mirror, shear_x, translations) copy rows instead of pixels, which is much faster than a
+gather: the rows and what lies beside them are laid out in one buffer, and each output row is a window of W bytes of it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,13 +23,14 @@ Integers = NDArray[np.int64]
 _ONE = 1 << 16  # 1 in 16.16 fixed point
 
 
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Move a NumPy array to `device`; the copy to a GPU is asynchronous."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
 def crop_and_mirror(
-    images: Tensor,
-    top: Tensor,
-    left: Tensor,
-    mirrored: Tensor,
-    padding: int,
-    mode: Literal["reflect", "zero"] = "reflect",
+    images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, padding: int, mode: Literal["reflect", "zero"] = "reflect"
 ) -> Tensor:
     """Pad by `padding`, crop back to the old size at (top, left), then mirror some images.
 
@@ -46,110 +47,62 @@ def crop_and_mirror(
     Returns:
         uint8 (N, C, H, W), contiguous.
     """
-    height, width = images.shape[2:]
-    if mode not in ("reflect", "zero") or (mode == "reflect" and padding >= min(height, width)):
-        raise ValueError(
-            f"cannot pad {height} x {width} pixels by {padding} with mode {mode!r}; "
-            f"use mode 'zero', or 'reflect' with at most {min(height, width) - 1}"
-        )
-    offsets = torch.stack((top, left)).numpy(force=True)
-    if offsets.size and (offsets.min() < 0 or offsets.max() > 2 * padding):
-        found = f"{offsets.min()} to {offsets.max()}"
-        raise ValueError(f"crops of images padded by {padding} begin at 0 to {2 * padding}, got {found}")
-    lay_out = _reflected_lines if mode == "reflect" else _framed_lines
-    lines, plain_first, mirrored_first, rows = lay_out(images.contiguous(), padding)
-    plane, line = lines.shape[2] * lines.shape[3], lines.shape[3]
-    first = np.where(mirrored.numpy(force=True), mirrored_first[offsets[1]], plain_first[offsets[1]])
-    return _windows(lines, first[:, None] + (rows * line)[offsets[0]], images.shape[1], plane, width)
-
-
-class _Lines(NamedTuple):
-    """Rows with all that a crop may show of what lies beside them.
-
-    Attributes:
-        lines: uint8 (N, C, rows, length).
-        plain_first: (2 * padding + 1,), where in its line the window of a crop begins, by the crop's left offset.
-        mirrored_first: (2 * padding + 1,), where its mirror image begins.
-        rows: (2 * padding + 1, H), the lines a crop shows, by its top offset.
-    """
-
-    lines: Tensor
-    plain_first: Integers
-    mirrored_first: Integers
-    rows: Integers
-
-
-def _reflected_lines(images: Tensor, padding: int) -> _Lines:
-    """Lines r[W-1] .. r[1] r[0] r[1] .. r[W-1] .. r[1] r[0], which hold every window of both directions."""
+    images = images.contiguous()
     count, channels, height, width = images.shape
-    lines = images.new_empty(count, channels, height, 3 * width - 2)
-    backward = images.flip(3)
-    lines[..., :width] = backward
-    lines[..., 2 * width - 2 :] = backward
-    lines[..., width - 1 : 2 * width - 1] = images
-    offset = np.arange(-padding, padding + 1)
-    rows = np.arange(height) + offset[:, None]
-    rows = (height - 1) - np.abs((height - 1) - np.abs(rows))
-    return _Lines(lines, (width - 1) + offset, np.where(offset > 0, 2 * width - 2, 0) - offset, rows)
+    row_offsets, offsets = torch.stack((top, left)).numpy(force=True)[:, :, None] - padding
+    rows = row_offsets + np.arange(height)
+    if mode == "reflect":
+        # A line is r[W-1] .. r[1] r[0] r[1] .. r[W-1] .. r[1] r[0], which contains all crops of a row and their mirror images.
+        lines = images.new_empty(count, channels, height, 3 * width - 2)
+        lines[..., :width] = backward = images.flip(3)
+        lines[..., 2 * width - 2 :] = backward
+        lines[..., width - 1 : 2 * width - 1] = images
+        rows = (height - 1) - np.abs((height - 1) - np.abs(rows))
+        plain_start, mirrored_start = width - 1 + offsets, np.where(offsets > 0, 2 * width - 2, 0) - offsets
+    else:
+        # A line is a row in a black frame, followed by its mirror image.
+        framed = functional.pad(images, (padding,) * 4)
+        lines = torch.cat((framed, framed.flip(3)), dim=3)
+        rows += padding
+        plain_start, mirrored_start = padding + offsets, width + 3 * padding - offsets
+    starts = rows * lines.shape[3] + np.where(mirrored.numpy(force=True)[:, None], mirrored_start, plain_start)
+    return _windows(lines, starts, channels, lines.shape[2] * lines.shape[3], width)
 
 
-def _framed_lines(images: Tensor, padding: int) -> _Lines:
-    """Lines of the images in a black frame, each followed by its mirror image."""
-    height, width = images.shape[2:]
-    framed = functional.pad(images, (padding,) * 4)
-    offset = np.arange(2 * padding + 1)
-    rows = np.arange(height) + offset[:, None]
-    return _Lines(torch.cat((framed, framed.flip(3)), dim=3), offset, width + 4 * padding - offset, rows)
+def inverse_matrices(
+    height: int,
+    width: int,
+    rotate: Floats | float = 0.0,
+    shear_x: Floats | float = 0.0,
+    shear_y: Floats | float = 0.0,
+    translate_x: Floats | float = 0.0,
+    translate_y: Floats | float = 0.0,
+    scale: Floats | float = 1.0,
+) -> Floats:
+    """Inverse matrices (6, N) of affine operations, with the roundings of ``Image.rotate`` and torchvision's ``affine``.
 
-
-def inverse_matrices(angle: Floats, shear: Floats, move: Floats, scale: Floats, height: int, width: int) -> Floats:
-    """Inverse matrices, with the roundings of ``Image.rotate`` and of torchvision's ``affine``.
-
-    For one transformation at a time, the others being neutral: a = e = cos / scale, b = shear_x + sin, d = shear_y - sin
-    of the angle turned clockwise; the center stays in place under rotation and scaling. Sines may differ from Python's in
-    the last bit, which rounding to 15 digits removes, as Pillow rounds.
-
-    Args:
-        angle: (N,), degrees counterclockwise.
-        shear: (2, N), columns per row and rows per column.
-        move: (2, N), columns and rows.
-        scale: (N,), factor.
-        height: rows of the image.
-        width: columns of the image.
-
-    Returns:
-        (6, N).
+    Each image has one operation with a value (N,); the others have their neutral values. Units are those of the table of
+    operations. a = e = cos / scale, b = shear_x + sin and d = shear_y - sin of the clockwise angle; rotation and scaling keep
+    the center in place.
     """
-    radians = -np.radians(angle % 360.0)
+    radians = -np.radians(np.asarray(rotate) % 360.0)
+    # NumPy's sine may differ from Python's in the last bit; rounding to 15 digits, as Pillow does, removes the difference.
     sin, cos = np.round(np.sin(radians), 15), np.round(np.cos(radians), 15) / scale
     x, y = width / 2, height / 2
-    return np.stack(
-        (
-            cos,
-            shear[0] + sin,
-            (cos * -x + sin * -y) + x + move[0],
-            shear[1] - sin,
-            cos,
-            (-sin * -x + cos * -y) + y + move[1],
-        )
-    )
+    c = (cos * -x + sin * -y) + x + translate_x * width
+    f = (-sin * -x + cos * -y) + y + translate_y * height
+    return np.stack(np.broadcast_arrays(cos, shear_x + sin, c, shear_y - sin, cos, f))
 
 
 def warp(images: Tensor, matrices: Floats) -> Tensor:
     """Show each image through its inverse matrix, with nearest neighbors and black outside.
 
     In 16.16 fixed point the source column is (columns[x] + down[y]) >> 16 and the source row (rows[y] + across[x]) >> 16.
-
-    Args:
-        images: uint8 (N, C, H, W).
-        matrices: (6, N).
-
-    Returns:
-        uint8 (N, C, H, W), contiguous.
+    `images` are uint8 (N, C, H, W), `matrices` are (6, N); the result is contiguous.
     """
     count, channels, height, width = images.shape
     a, b, c, d, e, f = matrices[:, :, None]
-    fixed_a, fixed_b, fixed_c, fixed_d, fixed_e, fixed_f = fixed(
+    fixed_a, fixed_b, fixed_c, fixed_d, fixed_e, fixed_f = to_fixed_point(
         np.stack((a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5))
     )
     x, y = np.arange(width, dtype=np.int32), np.arange(height, dtype=np.int32)
@@ -158,7 +111,7 @@ def warp(images: Tensor, matrices: Floats) -> Tensor:
     if upright.any():  # without shear and rotation Pillow adds up coordinates in float64
         columns[upright] = _summed(a[upright], c[upright], width)
         rows[upright] = _summed(e[upright], f[upright], height)
-    # The images get a black frame; everything outside is read there.
+    # The images get a black frame of one pixel; every position outside the image is clamped to it.
     device = images.device
     source = to_device((columns + _ONE)[:, None, :], device) + to_device((fixed_b * y)[:, :, None], device)
     source_rows = to_device((rows + _ONE)[:, :, None], device) + to_device((fixed_d * x)[:, None, :], device)
@@ -170,15 +123,9 @@ def warp(images: Tensor, matrices: Floats) -> Tensor:
 
 
 def slide(images: Tensor, rows: Integers, shifts: Integers) -> Tensor:
-    """Move rows: output row y shows input row rows[y] from column shifts[y] on, and black where that lies outside.
+    """Move rows: output row y shows input row rows[y] from column shifts[y] on, and black outside the image.
 
-    Args:
-        images: uint8 (N, C, H, W), contiguous.
-        rows: (N, H).
-        shifts: (N, H).
-
-    Returns:
-        uint8 (N, C, H, W), contiguous.
+    `images` are contiguous uint8 (N, C, H, W), `rows` and `shifts` are (N, H); the result is contiguous, too.
     """
     count, channels, height, width = images.shape
     # Between any two rows there are W black pixels, and below each plane one black row, which is also above the next.
@@ -191,25 +138,19 @@ def slide(images: Tensor, rows: Integers, shifts: Integers) -> Tensor:
     return _windows(lines, starts, channels, (height + 1) * 2 * width, width)
 
 
-def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A tensor of the array's numbers; on a GPU the copy does not wait for it."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+def to_fixed_point(values: Floats) -> NDArray[np.int32]:
+    """Convert to 16.16 fixed point, rounded as Pillow rounds."""
+    return np.floor(values * _ONE + 0.5).astype(np.int32)
 
 
 def _windows(lines: Tensor, starts: Integers, channels: int, plane: int, width: int) -> Tensor:
-    """Rows of `width` bytes of the buffer: starts (N, H) of the first channel, whose next channel is `plane` bytes on."""
+    """Copy rows of `width` bytes: `starts` (N, H) holds their places in the first channel, the next is `plane` bytes on."""
     count, height = starts.shape
     planes = np.arange(count * channels).reshape(count, channels, 1) * plane
     flat = lines.view(-1)
     windows = flat.as_strided((flat.numel() - width + 1, width), (1, 1))
     chosen = to_device((planes + starts[:, None]).reshape(-1), lines.device)
     return windows.index_select(0, chosen).view(count, channels, height, width)
-
-
-def fixed(values: Floats) -> NDArray[np.int32]:
-    """16.16 fixed point, rounded as Pillow rounds."""
-    return np.floor(values * _ONE + 0.5).astype(np.int32)
 
 
 def _summed(step: Floats, offset: Floats, size: int) -> NDArray[np.int32]:

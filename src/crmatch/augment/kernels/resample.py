@@ -1,8 +1,8 @@
-"""CTAugment's rescale: crop the same share off each side and resize back, with Pillow's resampling filters.
+"""CTAugment's rescale: crop the same fraction off each side and resize back, with Pillow's resampling filters.
 
 Pillow resizes along rows, then along columns. Each output value is a weighted sum of input values with integer weights of
-22 bits, rounded and clipped to a byte. Here each distinct crop has a table of weights, and a batch of images is resized
-with a few copies of their rows.
+22 bits, rounded and clipped to a byte. Here each distinct crop has a cached table of weights, and the weighted sums of a whole
+batch take one copy of its rows per weight.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +21,6 @@ from crmatch.augment.kernels.geometry import Floats, to_device
 _PRECISION_BITS = 22
 _PRECISION = 1 << _PRECISION_BITS
 _TAPS = 7  # enough for the widest filter when enlarging
-
-
-class Filter(NamedTuple):
-    """A resampling filter: its weight at a distance in pixels, and the distance from which on it is zero."""
-
-    weight: Callable[[float], float]
-    support: float
 
 
 def _box(x: float) -> float:
@@ -60,14 +52,15 @@ def _sinc(x: float) -> float:
     return math.sin(x * math.pi) / (x * math.pi) if x else 1.0
 
 
-FILTERS: dict[str, Filter | None] = {
-    "lanczos": Filter(_lanczos, 3),
-    "bicubic": Filter(_bicubic, 2),
-    "bilinear": Filter(_bilinear, 1),
-    "box": Filter(_box, 0.5),
-    "hamming": Filter(_hamming, 1),
+FILTERS: dict[str, tuple[Callable[[float], float], float] | None] = {
+    "lanczos": (_lanczos, 3),
+    "bicubic": (_bicubic, 2),
+    "bilinear": (_bilinear, 1),
+    "box": (_box, 0.5),
+    "hamming": (_hamming, 1),
     "nearest": None,
 }
+"""The weight of a pixel as a function of its distance in pixels, and the distance at which it becomes 0."""
 
 
 def rescale(images: Tensor, fractions: Floats, resampling: NDArray[np.int64]) -> Tensor:
@@ -86,9 +79,13 @@ def rescale(images: Tensor, fractions: Floats, resampling: NDArray[np.int64]) ->
 
 
 def _resize_columns(images: Tensor, fractions: Floats, resampling: NDArray[np.int64]) -> Tensor:
-    """Crop and resize along the columns only; rows are copied whole and added up with their weights."""
+    """Crop and resize along the columns only: each output row is a weighted sum of whole input rows."""
     count, channels, height, width = images.shape
-    firsts, weights = _batch_of_taps(fractions, height, resampling)
+    crops = np.stack((np.rint(fractions * height), np.rint(height * (1 - fractions)), resampling), axis=1).astype(np.int64)
+    distinct, which = np.unique(crops, axis=0, return_inverse=True)
+    tables = [_taps(height, *crop) for crop in distinct.tolist()]
+    firsts = np.stack([first for first, _ in tables])[which]
+    weights = np.ascontiguousarray(np.moveaxis(np.stack([weight for _, weight in tables])[which], 2, 0))
     planes = np.arange(count * channels).reshape(count, channels, 1) * height
     positions = to_device((planes + firsts[:, None]).reshape(-1), images.device)
     rows = images.view(-1, width)
@@ -99,15 +96,6 @@ def _resize_columns(images: Tensor, fractions: Floats, resampling: NDArray[np.in
     return total.bitwise_right_shift_(_PRECISION_BITS).clamp_(0, 255).to(torch.uint8)
 
 
-def _batch_of_taps(fractions: Floats, size: int, resampling: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """First input pixel of each output pixel, (N, size), and the weights of the next `_TAPS`, (_TAPS, N, size)."""
-    begin, end = np.rint(fractions * size), np.rint(size * (1 - fractions))
-    crops = np.stack((begin, end, resampling), axis=1).astype(np.int64)
-    distinct, which = np.unique(crops, axis=0, return_inverse=True)
-    firsts, weights = zip(*(_taps(size, *crop) for crop in distinct.tolist()), strict=True)
-    return np.stack(firsts)[which], np.ascontiguousarray(np.moveaxis(np.stack(weights)[which], 2, 0))
-
-
 @lru_cache(maxsize=4096)
 def _taps(size: int, begin: int, end: int, resampling: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Pillow's weights for resizing the pixels begin..end - 1 to `size` pixels: firsts (size,), weights (size, _TAPS)."""
@@ -116,16 +104,17 @@ def _taps(size: int, begin: int, end: int, resampling: int) -> tuple[NDArray[np.
     nearest = step * 0.5
     firsts, weights = np.zeros(size, dtype=np.int64), np.zeros((size, _TAPS), dtype=np.int32)
     for row in range(size):
-        if end - begin == size:  # nothing was cut off along this axis, and Pillow leaves it alone
+        if end - begin == size:  # nothing was cut off along this axis, so Pillow does not resample it
             first, values = row, [1.0]
         elif chosen is None:
             first, values = int(nearest), [1.0]
             nearest += step
         else:
             center = (row + 0.5) * step
-            first = max(int(center - chosen.support + 0.5), 0)
-            last = min(int(center + chosen.support + 0.5), end - begin)
-            values = [chosen.weight(column - center + 0.5) for column in range(first, last)]
+            weight, support = chosen
+            first = max(int(center - support + 0.5), 0)
+            last = min(int(center + support + 0.5), end - begin)
+            values = [weight(column - center + 0.5) for column in range(first, last)]
         firsts[row] = min(begin + first, size - _TAPS)
         offset, total = begin + first - firsts[row], sum(values)
         for tap, value in enumerate(values, offset):

@@ -1,7 +1,7 @@
-"""Decoded pictures on disk: one array of pixels per folder and image size, mapped into memory. Imports no torch.
+"""Decoded pictures on disk: one file of pixels per folder and image size, memory-mapped. Imports no torch.
 
-`<cache_dir>/<hash>/` holds the pixels, `index.json`, which names them, and a lock. The index is written last and by renaming,
-so that a killed writer leaves nothing that would be read.
+`<data_dir>/folders/<hash>/` contains the pixels, `index.json`, which describes them, and a lock. The index is written last and
+atomically, so a killed writer leaves nothing that would be read.
 """
 
 from __future__ import annotations
@@ -20,67 +20,39 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from crmatch.atomic_files import read_json, write_file
-from crmatch.data.folder.decode import DECODER, FACTS, SMALLEST_SIDE, Pixels, Progress, choose_size, decode_rows
-from crmatch.errors import DataError, RequestError
+from crmatch.data.folder.decode import DECODER, FACTS, Pixels, choose_size
+from crmatch.data.folder.scan import FolderIndex
+from crmatch.data.folder.workers import Progress, decode_rows
+from crmatch.data.settings import default_data_dir
+from crmatch.data.square import check_size
+from crmatch.errors import DataError
 
 _INDEX = "index.json"
 _BLOCK_BYTES = 1 << 24
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named from Python 3.13 on
-
-
-class Listing(NamedTuple):
-    """Pictures to be decoded."""
-
-    folder: Path
-    paths: Sequence[str]
-    stats: NDArray[np.int64]
-    """(N, 3): bytes, times of the last change of content and of anything, in ns."""
-
-    @property
-    def key(self) -> str:
-        """Changes when any picture does."""
-        return _hash("\0".join(self.paths).encode(), np.ascontiguousarray(self.stats).tobytes()).hex()
-
-    @property
-    def states(self) -> NDArray[np.uint64]:
-        """(N,): each changes when its picture does."""
-        hashes = (_hash(path.encode(), row.tobytes()) for path, row in zip(self.paths, self.stats, strict=True))
-        return np.frombuffer(b"".join(value[:8] for value in hashes), np.uint64)
-
-    def suited(self) -> tuple[int, int]:
-        """Image size and channels that suit the pictures."""
-        return choose_size([f"{self.folder}/{path}" for path in self.paths])
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # has a name since Python 3.13
 
 
 class Decoded(NamedTuple):
-    """The readable pictures of a listing, and why the others are not.
+    """The R readable pictures of a folder, and why the others cannot be read."""
 
-    Attributes:
-        pixels: uint8 (R, size, size, channels), mapped; writing into it changes nothing on disk.
-        rows: int64 (R,): position of each in the listing, ascending.
-        facts: (R,) of type `FACTS`: what each is.
-        broken: reason by position in the listing.
+    pixels: Pixels  # (R, size, size, channels), mapped copy-on-write
+    rows: NDArray[np.int64]  # (R,): position of each picture in the folder's index, ascending
+    facts: NDArray[Any]  # (R,) of type `FACTS`
+    broken: dict[int, str]  # reason by position in the folder's index
+
+
+def decode_folder(
+    pictures: FolderIndex, size: int | None = None, data_dir: Path | None = None, progress: Progress | None = None
+) -> Decoded:
+    """Decode the pictures at `size` (None: one that suits them), or map the pixels that an earlier call has decoded.
+
+    If some pictures have changed, only those are decoded again. There is one channel if every readable picture is gray.
     """
-
-    pixels: Pixels
-    rows: NDArray[np.int64]
-    facts: NDArray[Any]
-    broken: dict[int, str]
-
-
-def cached_pixels(listing: Listing, size: int | None, cache_dir: Path, progress: Progress | None = None) -> Decoded:
-    """The listed pictures in `size` (by default one that suits them), decoded once and mapped from `cache_dir` afterwards.
-
-    When some of the pictures have changed, only those are decoded again. One channel where every readable one is gray.
-    """
-    suited = None
     if size is None:
-        suited = listing.suited()
-        size = suited[0]
-    if size < SMALLEST_SIDE:
-        raise RequestError(f"image size {size} is too small.\nUse {SMALLEST_SIDE} pixels or more.")
-    key = listing.key
-    slot = cache_dir / _hash(f"{listing.folder}\0{size}\0{DECODER}".encode()).hex()
+        size = _suitable(pictures)[0]
+    check_size(size)
+    key = _hash("\0".join(pictures.paths).encode(), np.ascontiguousarray(pictures.stats).tobytes()).hex()
+    slot = (data_dir or default_data_dir()) / "folders" / _hash(f"{pictures.folder}\0{size}\0{DECODER}".encode()).hex()
     try:
         index = _read_index(slot)
         if index is not None and index["key"] == key:
@@ -90,7 +62,7 @@ def cached_pixels(listing: Listing, size: int | None, cache_dir: Path, progress:
         with FileLock(slot / "lock"):
             index = _read_index(slot)
             if index is None or index["key"] != key:
-                index = _Writer(slot, listing, size, progress).write(index, suited)
+                index = _Writer(slot, pictures, size, progress).write(key, index)
             return _open(slot, index)
     except OSError as error:
         raise DataError(
@@ -103,8 +75,12 @@ def _hash(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
 
+def _suitable(pictures: FolderIndex) -> tuple[int, int]:
+    return choose_size([f"{pictures.folder}/{path}" for path in pictures.paths])
+
+
 def _read_index(slot: Path) -> dict[str, Any] | None:
-    """The index of `slot` where it and its pixels are whole."""
+    """The index of `slot` if it is readable and its file of pixels is complete."""
     try:
         index: dict[str, Any] = read_json(slot / _INDEX)
         return index if (slot / index["pixels"]).stat().st_size == np.prod(index["shape"]) else None
@@ -122,10 +98,7 @@ def _open(slot: Path, index: dict[str, Any]) -> Decoded:
 
 
 def _map(path: Path, shape: Sequence[int]) -> Pixels:
-    """Pixels as they lie on disk, copied on writing; nothing is reserved, so that they may be larger than the memory.
-
-    np.memmap's mode "c" reserves: Linux then refuses what exceeds the memory.
-    """
+    """Map a file copy-on-write without reserving memory; np.memmap's mode "c" fails for files larger than the memory."""
     with open(path, "rb") as file:
         flags = mmap.MAP_PRIVATE | _NO_RESERVE
         content = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -133,29 +106,31 @@ def _map(path: Path, shape: Sequence[int]) -> Pixels:
 
 
 class _Writer:
-    """Fills a slot, under its lock."""
+    """Fills a slot, whose lock the caller holds."""
 
-    def __init__(self, slot: Path, listing: Listing, size: int, progress: Progress | None) -> None:
-        self.slot, self.listing, self.size, self.progress = slot, listing, size, progress
+    def __init__(self, slot: Path, pictures: FolderIndex, size: int, progress: Progress | None) -> None:
+        self.slot, self.pictures, self.size, self.progress = slot, pictures, size, progress
         self.temporary = slot / "pixels.tmp"
-        self.states = listing.states
-        self.facts = np.empty(len(listing.paths), FACTS)
+        # One hash per picture, which changes when the picture does.
+        hashes = (_hash(path.encode(), row.tobytes()) for path, row in zip(pictures.paths, pictures.stats, strict=True))
+        self.states = np.frombuffer(b"".join(value[:8] for value in hashes), np.uint64)
+        self.facts = np.empty(len(pictures.paths), FACTS)
         self.broken: dict[int, str] = {}
 
-    def write(self, old: dict[str, Any] | None, suited: tuple[int, int] | None) -> dict[str, Any]:
-        """Decode what has changed since `old`, the slot's index so far; returns the new index."""
-        name = f"pixels-{self.listing.key}"
+    def write(self, key: str, old: dict[str, Any] | None) -> dict[str, Any]:
+        """Decode the pictures that have changed since `old`, the slot's previous index; returns the new index."""
+        name = f"pixels-{key}"
         try:
-            channels = old["shape"][-1] if old else (suited or self.listing.suited())[1]
+            channels = old["shape"][-1] if old else _suitable(self.pictures)[1]
             if (needed := self._decode(channels, old)) != channels:
                 channels = self._decode(needed, old)
-            rows = self._close_gaps(channels)
+            rows = self._remove_broken_rows(channels)
             os.replace(self.temporary, self.slot / name)
         finally:
             self.temporary.unlink(missing_ok=True)
         index = {
-            "folder": str(self.listing.folder),
-            "key": self.listing.key,
+            "folder": str(self.pictures.folder),
+            "key": key,
             "pixels": name,
             "shape": [len(rows), self.size, self.size, channels],
             "broken": sorted(self.broken.items()),
@@ -169,15 +144,15 @@ class _Writer:
         return index
 
     def _decode(self, channels: int, old: dict[str, Any] | None) -> int:
-        """Fill the temporary file; returns the channels needed, at once where one is not enough."""
-        paths, self.broken = self.listing.paths, {}
-        self.temporary.unlink(missing_ok=True)  # a killed writer's last worker may still hold it
-        with open(self.temporary, "wb") as file:  # ask for the disk space before the work
-            os.posix_fallocate(file.fileno(), 0, len(paths) * self.size**2 * channels)
+        """Fill the temporary file; returns the number of channels needed, early if a color picture was found."""
+        paths, self.broken = self.pictures.paths, {}
+        self.temporary.unlink(missing_ok=True)  # a worker of a killed writer may still write into it
+        with open(self.temporary, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, len(paths) * self.size**2 * channels)  # a full disk fails here, not later
         todo = np.ones(len(paths), bool)
         if old is not None and old["shape"][-1] == channels:
-            self._copy(_open(self.slot, old), np.array(old["states"], np.uint64), todo)
-        jobs = [(row, f"{self.listing.folder}/{paths[row]}") for row in np.flatnonzero(todo).tolist()]
+            todo[self._copy_unchanged(old)] = False
+        jobs = [(row, f"{self.pictures.folder}/{paths[row]}") for row in np.flatnonzero(todo).tolist()]
         done = len(paths) - len(jobs)
         for answers in decode_rows(jobs, self.temporary, self.size, channels):
             self.broken |= {row: reason for row, reason in answers if isinstance(reason, str)}
@@ -190,27 +165,27 @@ class _Writer:
                 self.progress(done, len(paths))
         return 1 if np.delete(self.facts["gray"], list(self.broken)).all() else 3
 
-    def _copy(self, old: Decoded, states: NDArray[np.uint64], todo: NDArray[np.bool_]) -> None:
-        """Take over what is known of pictures that have not changed since the slot was last filled."""
-        _, now, before = np.intersect1d(self.states, states, return_indices=True)
-        place = np.full(len(states), -1)
-        place[old.rows] = np.arange(len(old.rows))
-        target = np.memmap(self.temporary, np.uint8, "r+", shape=(len(todo), *old.pixels.shape[1:]))
+    def _copy_unchanged(self, index: dict[str, Any]) -> NDArray[np.int64]:
+        """Copy pixels and facts of pictures that have not changed since the old `index`; returns their rows."""
+        old = _open(self.slot, index)
+        _, now, before = np.intersect1d(self.states, np.array(index["states"], np.uint64), return_indices=True)
+        place = {row: number for number, row in enumerate(old.rows.tolist())}
+        target = np.memmap(self.temporary, np.uint8, "r+", shape=(len(self.states), *old.pixels.shape[1:]))
         for row, was in zip(now.tolist(), before.tolist(), strict=True):
             if was in old.broken:
                 self.broken[row] = old.broken[was]
             else:
                 target[row], self.facts[row] = old.pixels[place[was]], old.facts[place[was]]
-        todo[now] = False
+        return now
 
-    def _close_gaps(self, channels: int) -> NDArray[np.int64]:
-        """Move rows down over those of broken pictures and bring the file to disk; returns the rows that are left."""
+    def _remove_broken_rows(self, channels: int) -> NDArray[np.int64]:
+        """Close the gaps of unreadable pictures in the temporary file and sync it; returns the rows that are left."""
         count, length = len(self.facts), self.size**2 * channels
         rows = np.delete(np.arange(count), list(self.broken))
         if not len(rows):
             raise DataError(
-                f"none of the {count} pictures in {self.listing.folder} can be read.\n"
-                f"The first, {self.listing.paths[0]}: {self.broken[0]}"
+                f"none of the {count} pictures in {self.pictures.folder} can be read.\n"
+                f"The first one, {self.pictures.paths[0]}: {self.broken[0]}"
             )
         if self.broken:
             pixels = np.memmap(self.temporary, np.uint8, "r+", shape=(count, length))

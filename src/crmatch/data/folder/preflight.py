@@ -1,23 +1,25 @@
-"""Preflight: what was found in a folder of own pictures, what will be done with it, and what looks wrong. No torch."""
+"""Report on a folder of pictures before training: its content, how it will be used, and likely problems. Imports no torch."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from crmatch.data.folder.cache import Decoded
-from crmatch.data.folder.scan import FolderIndex, SkippedFile, join_names
+from crmatch.data.folder.cache import Decoded, decode_folder
+from crmatch.data.folder.scan import FolderIndex, SkippedFile, join_names, printable, scan_folder
+from crmatch.data.folder.workers import Progress
 
 UNEVEN = 3
-"""Labels of the largest class over those of the smallest, from which on it is worth a word."""
-_NAMED = 50
+"""A warning is given if the largest class has this many times the labels of the smallest."""
 
 
-class ClassCount(NamedTuple):
+@dataclass(frozen=True)
+class ClassCount:
     """Readable pictures of one class."""
 
     name: str
@@ -25,43 +27,18 @@ class ClassCount(NamedTuple):
     test: int
 
 
-class Duplicate(NamedTuple):
-    """Pictures of the same pixels, each with its role and class (empty where unknown)."""
+@dataclass(frozen=True)
+class Duplicate:
+    """Pictures with the same pixels, each with its role and class (empty if unknown)."""
 
     paths: tuple[str, ...]
     roles: tuple[str, ...]
     classes: tuple[str, ...]
 
-    @property
-    def leaks(self) -> bool:
-        """Whether a test picture is a training picture as well."""
-        return len({*self.roles}) > 1 and "test" in self.roles
-
-    @property
-    def contradicts(self) -> bool:
-        """Whether it is said to be of more than one class."""
-        return len({*self.classes} - {""}) > 1
-
 
 @dataclass(frozen=True)
 class Preflight:
-    """What there is to say about a folder before training on it.
-
-    Attributes:
-        folder: where it lies.
-        classes: counts per class.
-        unlabeled: how many unlabeled pictures can be read.
-        test: how many test pictures can be read.
-        channels: 1 where all pictures are gray, else 3.
-        image_size: side of the images that are made of them.
-        sizes: (width, height, count), the most frequent first.
-        treatment: what happens to the pictures, in words.
-        unreadable: pictures that cannot be read.
-        skipped: other things that were found and are not used.
-        duplicates: pictures that occur in more than one role, or labeled as more than one class.
-        copies: how many pictures repeat another one of the same role and class.
-        warnings: what looks wrong, in words.
-    """
+    """The report on a folder; pictures that cannot be read are not counted."""
 
     folder: str
     classes: tuple[ClassCount, ...]
@@ -69,92 +46,96 @@ class Preflight:
     test: int
     channels: int
     image_size: int
-    sizes: tuple[tuple[int, int, int], ...]
-    treatment: str
+    sizes: tuple[tuple[int, int, int], ...]  # (width, height, count), most frequent first
+    treatment: str  # what is done with the pictures
     unreadable: tuple[SkippedFile, ...]
-    skipped: tuple[SkippedFile, ...]
-    duplicates: tuple[Duplicate, ...]
-    copies: int
-    warnings: tuple[str, ...]
+    skipped: tuple[SkippedFile, ...]  # other files and directories that are not used
+    duplicates: tuple[Duplicate, ...]  # pictures with more than one role or class
+    copies: int  # pictures that repeat another one of the same role and class
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        values = asdict(self)
-        for key in ("classes", "unreadable", "skipped", "duplicates"):
-            values[key] = [item._asdict() for item in getattr(self, key)]
-        return values
+        return asdict(self)
 
-    def lines(self, most: int = _NAMED) -> list[str]:
-        """The report for people, with at most `most` names in each list."""
+    def lines(self, most: int = 50) -> list[str]:
+        """The report as text, with at most `most` names in each list."""
         labeled = sum(item.labeled for item in self.classes)
-        kind = "gray" if self.channels == 1 else "color"
         lines = [
-            f"{_line(self.folder)}: {labeled:,} labeled pictures of {len(self.classes)} classes, "
-            f"{self.unlabeled:,} unlabeled, {self.test:,} for testing; {kind}",
-            *(f"  {_line(item.name)}: {item.labeled:,} labeled, {item.test:,} for testing" for item in self.classes[:most]),
-            *_rest(len(self.classes), most),
-            self.treatment,
+            f"{printable(self.folder)}: {labeled:,} labeled pictures of {len(self.classes)} classes, "
+            f"{self.unlabeled:,} unlabeled, {self.test:,} for testing; {'gray' if self.channels == 1 else 'color'}"
         ]
-        for title, named in (("cannot be read", self.unreadable), ("not used", self.skipped)):
-            if named:
-                lines += [f"{title}: {len(named):,}", *(f"  {_line(item.path)}: {item.reason}" for item in named[:most])]
-                lines += _rest(len(named), most)
+
+        def add(rows: list[str]) -> None:
+            lines.extend(f"  {row}" for row in rows[:most])
+            lines.extend([f"  and {len(rows) - most:,} more"] if len(rows) > most else [])
+
+        add([f"{printable(item.name)}: {item.labeled:,} labeled, {item.test:,} for testing" for item in self.classes])
+        lines.append(self.treatment)
+        for title, files in (("cannot be read", self.unreadable), ("not used", self.skipped)):
+            if files:
+                lines.append(f"{title}: {len(files):,}")
+                add([f"{printable(item.path)}: {item.reason}" for item in files])
         if self.duplicates:
-            lines.append(f"same pixels: {len(self.duplicates):,}")
-            lines += ["  " + " = ".join(map(_line, item.paths[:5])) for item in self.duplicates[:most]]
-            lines += _rest(len(self.duplicates), most)
+            lines.append(f"identical pictures: {len(self.duplicates):,}")
+            add([" = ".join(map(printable, item.paths[:5])) for item in self.duplicates])
         return lines + [f"warning: {warning}" for warning in self.warnings]
 
 
+def check_folder(
+    folder: Path,
+    image_size: int | None = None,
+    data_dir: Path | None = None,
+    labels_file: Path | None = None,
+    progress: Progress | None = None,
+) -> Preflight:
+    """Scan a folder, decode its pictures and report on them; arguments as for `load_folder`."""
+    index = scan_folder(folder, labels_file)
+    return preflight(index, decode_folder(index, image_size, data_dir, progress))
+
+
 def preflight(index: FolderIndex, decoded: Decoded) -> Preflight:
-    """Look at a scanned folder and its decoded pictures (`read_folder`, or `FolderData.decoded`)."""
+    """The report on a scanned folder and its decoded pictures."""
     labels, roles = index.labels[decoded.rows], index.roles[decoded.rows]
-    counts = {role: np.bincount(labels[roles == role], minlength=len(index.class_names)) for role in ("labeled", "test")}
-    numbers = zip(counts["labeled"].tolist(), counts["test"].tolist(), strict=True)
-    classes = tuple(ClassCount(name, *pair) for name, pair in zip(index.class_names, numbers, strict=True))
-    size = decoded.pixels.shape[1]
+    counts = [np.bincount(labels[roles == role], minlength=len(index.class_names)).tolist() for role in ("labeled", "test")]
     sizes = Counter(zip(decoded.facts["width"].tolist(), decoded.facts["height"].tolist(), strict=True)).most_common()
     duplicates, copies = _duplicates(index, decoded, roles.tolist(), labels.tolist())
-    result = Preflight(
+    report = Preflight(
         folder=str(index.folder),
-        classes=classes,
+        classes=tuple(ClassCount(*values) for values in zip(index.class_names, *counts, strict=True)),
         unlabeled=int((roles == "unlabeled").sum()),
         test=int((roles == "test").sum()),
         channels=decoded.pixels.shape[3],
-        image_size=size,
+        image_size=decoded.pixels.shape[1],
         sizes=tuple((*shape, count) for shape, count in sizes),
-        treatment=_treatment([shape for shape, _ in sizes], size),
+        treatment=_treatment([shape for shape, _ in sizes], decoded.pixels.shape[1]),
         unreadable=tuple(SkippedFile(index.paths[row], reason) for row, reason in sorted(decoded.broken.items())),
         skipped=index.skipped,
         duplicates=duplicates,
         copies=copies,
-        warnings=(),
     )
-    return Preflight(**{**vars(result), "warnings": tuple(_warnings(index, result))})
+    return replace(report, warnings=tuple(_warnings(index, report)))
 
 
 def _treatment(shapes: Sequence[tuple[int, int]], size: int) -> str:
-    end = f"{size}x{size}"
-    if len(shapes) == 1:
-        width, height = shapes[0]
-        start = f"{width}x{height}"
-        if start == end:
-            return f"all pictures are {end} and used as they are"
-        steps = [*(["resized"] if min(width, height) != size else []), *(["center-cropped"] if width != height else [])]
-        return f"all pictures are {' and '.join(steps)} from {start} to {end}"
-    smallest, largest = (f"{width}x{height}" for width, height in (min(shapes, key=np.prod), max(shapes, key=np.prod)))
+    names = [f"{width}x{height}" for width, height in sorted(shapes, key=np.prod)]
+    steps = ["resized"] if any(min(shape) != size for shape in shapes) else []
+    steps += ["center-cropped"] if any(width != height for width, height in shapes) else []
+    start = names[0] if len(names) == 1 else f"{len(names):,} different sizes ({names[0]} to {names[-1]})"
     return (
-        f"{len(shapes):,} different sizes from {smallest} to {largest}: "
-        f"resized to a shorter side of {size}, then center-cropped to {end}"
+        f"pictures are {' and '.join(steps)} from {start} to {size}x{size}"
+        if steps
+        else f"pictures are used as they are ({start})"
     )
 
 
 def _duplicates(index: FolderIndex, decoded: Decoded, roles: list[str], labels: list[int]) -> tuple[tuple[Duplicate, ...], int]:
+    """Identical pictures of different role or class, and the number of copies of the same role and class."""
     same: dict[int, list[int]] = defaultdict(list)
     _, digests, counts = np.unique(decoded.facts["digest"], return_inverse=True, return_counts=True)
     for row in np.flatnonzero(counts[digests] > 1).tolist():
         same[int(digests[row])].append(row)
-    names = (*index.class_names, "")  # UNLABELED is the last
+    names = (*index.class_names, "")  # index -1, UNLABELED, is the empty name
     found, copies = [], 0
     for rows in same.values():
         kinds = {(roles[row], labels[row]) for row in rows}
@@ -165,43 +146,37 @@ def _duplicates(index: FolderIndex, decoded: Decoded, roles: list[str], labels: 
     return tuple(found), copies
 
 
-def _warnings(index: FolderIndex, found: Preflight) -> list[str]:
-    labels = {item.name: item.labeled for item in found.classes}
+def _warnings(index: FolderIndex, report: Preflight) -> list[str]:
+    labels = {item.name: item.labeled for item in report.classes}
     few, many = min(labels.values()), max(labels.values())
 
     def classes(count: int) -> str:
         return join_names(name for name, labeled in labels.items() if labeled == count)
 
-    leaks = sum(item.leaks for item in found.duplicates)
-    torn = sum(item.contradicts for item in found.duplicates)
-    both = sum({"labeled", "unlabeled"} <= {*item.roles} for item in found.duplicates)
-    untested = [item.name for item in found.classes if not item.test] if found.test else []
-    small = sum(count for width, height, count in found.sizes if 2 * min(width, height) < found.image_size)
-    long = sum(count for width, height, count in found.sizes if max(width, height) > 2 * min(width, height))
+    def pictures(count: int) -> str:
+        return "1 picture" if count == 1 else f"{count:,} pictures"
+
+    leaks = sum("test" in item.roles and len({*item.roles}) > 1 for item in report.duplicates)
+    contradictions = sum(len({*item.classes} - {""}) > 1 for item in report.duplicates)
+    both = sum({"labeled", "unlabeled"} <= {*item.roles} for item in report.duplicates)
+    untested = [item.name for item in report.classes if not item.test] if report.test else []
+    small = sum(count for width, height, count in report.sizes if 2 * min(width, height) < report.image_size)
+    long = sum(count for width, height, count in report.sizes if max(width, height) > 2 * min(width, height))
     others = [f"{count:,} {ending or 'without extension'}" for ending, count in index.ignored.items() if ending != ".csv"]
-    said = [
-        (few == 0, f"no labeled picture of {classes(0)} can be read: training refuses that"),
-        (1 in labels.values(), f"one label only for {classes(1)}: a second one would help most"),
+    warnings = [
+        (few == 0, f"no labeled picture of {classes(0)} can be read: training is not possible"),
+        (1 in labels.values(), f"only one label for {classes(1)}: a second one would help most"),
         (many >= UNEVEN * max(few, 1), f"uneven labels: {many:,} for {classes(many)}, {few:,} for {classes(few)}"),
-        (not found.unlabeled, "no unlabeled pictures: put some into unlabeled/, or use the labeled ones as unlabeled too"),
-        (not found.test, "no test/<class>/ folder: the error of the model cannot be measured"),
-        (bool(untested), f"no test pictures of {join_names(untested)}"),
-        (bool(found.unreadable), f"pictures that cannot be read and are left out: {len(found.unreadable):,}"),
-        (bool(leaks), f"test pictures that are training pictures too: {leaks:,}; the test error will look too good"),
-        (bool(torn), f"pictures with contradicting labels: {torn:,}"),
-        (bool(both), f"labeled pictures that are among the unlabeled ones too: {both:,}"),
-        (bool(found.copies), f"pictures that repeat another one of the same kind: {found.copies:,}"),
-        (bool(small), f"pictures enlarged more than twofold: {small:,}; a smaller --image-size would lose nothing of them"),
-        (bool(long), f"pictures of which center-cropping takes more than half: {long:,}"),
-        (bool(others), f"files of other kinds, ignored: {join_names(others)}"),
+        (not report.unlabeled, "no unlabeled pictures: put some into unlabeled/, or use the labeled ones as unlabeled too"),
+        (not report.test, "no test/<class>/ folder: the error of the model cannot be measured"),
+        (untested, f"no test pictures of {join_names(untested)}"),
+        (report.unreadable, f"{pictures(len(report.unreadable))} cannot be read and will be left out"),
+        (leaks, f"{pictures(leaks)} in test/ also in the training set: the test error will look too good"),
+        (contradictions, f"{pictures(contradictions)} with contradicting labels"),
+        (both, f"{pictures(both)} both labeled and unlabeled"),
+        (report.copies, f"{pictures(report.copies)} repeated within the same role and class"),
+        (small, f"{pictures(small)} enlarged more than twofold: a smaller --image-size would lose nothing of them"),
+        (long, f"{pictures(long)} with more than half lost to the center crop"),
+        (others, f"files of other kinds are ignored: {join_names(others)}"),
     ]
-    return [text for applies, text in said if applies]
-
-
-def _line(name: str) -> str:
-    """A name on one line, without control characters."""
-    return name if name.isprintable() else ascii(name)[1:-1]
-
-
-def _rest(count: int, most: int) -> list[str]:
-    return [f"  and {count - most:,} more"] if count > most else []
+    return [text for applies, text in warnings if applies]

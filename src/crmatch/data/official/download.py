@@ -1,4 +1,4 @@
-"""Official files brought here: mirrors, resume, retries, a lock; a file appears only when its checksum is right."""
+"""Downloads with mirrors, resume, retries and a lock. A file appears only after its size and checksums were verified."""
 
 from __future__ import annotations
 
@@ -7,69 +7,47 @@ import hashlib
 import http.client
 import logging
 import os
-import re
 import time
 import urllib.error
 import urllib.request
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
-from crmatch.data.packed import CHUNK, Progress, cannot_write, require_space
+from crmatch.data.official.catalog import SourceFile
+from crmatch.data.packed import CHUNK, Progress, cannot_write, reporting, require_space
 from crmatch.errors import DataError
 
-log = logging.getLogger(__name__)
-LARGEST_DOWNLOAD = 1 << 36
+logger = logging.getLogger(__name__)
 
 
 class Patience(NamedTuple):
-    """How long a download waits, in seconds, and how often it tries."""
+    """How long, in seconds, and how often a download tries."""
 
-    timeout: float = 30
-    """Without a byte, until the connection counts as broken."""
-    failures: int = 5
-    """In a row and without a step forward (a megabyte, or a twentieth of a small file), until the next mirror is tried."""
-    pause: float = 1
-    """Before the second attempt; doubles with each failure."""
-    lock: float = 3600
-    """For another process that works on the same file."""
+    timeout: float = 30  # of reading from the socket
+    failures: int = 5  # consecutive attempts without progress before the next mirror is tried
+    pause: float = 1  # before the second attempt; doubles with each failure
+    lock: float = 3600  # for another process that works on the same file
 
 
 PATIENCE = Patience()
 
 
-class _InterruptedError(Exception):
-    """The network failed in a way that a new attempt may mend."""
+class _RetryError(Exception):
+    """The connection failed; another attempt may succeed."""
 
 
-class _RefusedError(Exception):
+class _MirrorError(Exception):
     """This mirror does not have the file."""
 
 
-def download(
-    urls: Iterable[str],
-    destination: Path,
-    *,
-    size: int | None,
-    checksums: Mapping[str, str],
-    progress: Progress | None = None,
-    patience: Patience = PATIENCE,
-) -> Path:
-    """Bring a file from the first mirror that has it; `destination` appears only with the right checksums.
+def download(source: SourceFile, destination: Path, progress: Progress | None = None, patience: Patience = PATIENCE) -> Path:
+    """Download a file from the first mirror that has it.
 
-    What arrives lies in `<destination>.part` until then, and any later call continues there.
-
-    Args:
-        urls: mirrors in order of preference, http or https.
-        destination: the file to be; at once returned when it is there and right.
-        size: its length in bytes, where known.
-        checksums: algorithm (`md5`, `sha256`) to hexadecimal digest; all must be right.
-        progress: told about every attempt and about the verification.
-        patience: timeouts and retries.
+    The content is kept in `<destination>.part` until its checksums are right; any later call resumes there.
 
     Raises:
         DataError: no mirror served the right file, the disk is full, or another process holds the lock too long.
@@ -78,76 +56,55 @@ def download(
     problem = "no mirror is known"
     with locked(destination, patience.lock):
         try:
-            if destination.exists():
-                if verify(destination, size, checksums, progress) is None:
-                    return destination
-                destination.unlink()
-            continued = part.exists()
-            mirrors = deque(urls)
-            while mirrors:
-                url = mirrors.popleft()
+            if destination.exists() and verify(destination, source, progress) is None:
+                return destination
+            for url in source.urls:
                 try:
-                    _receive_all(url, part, size, progress, patience)
-                except (_RefusedError, _InterruptedError) as error:
+                    _receive_all(url, part, source, progress, patience)
+                    os.replace(part, destination)
+                    return destination
+                except (_MirrorError, _RetryError) as error:
                     problem = f"{urlsplit(url).hostname} {error}"
-                else:
-                    mismatch = verify(part, size, checksums, progress)
-                    if mismatch is None:
-                        os.replace(part, destination)
-                        return destination
-                    part.unlink()
-                    problem = f"what {urlsplit(url).hostname} sent {mismatch} and was deleted"
-                    if continued:  # the beginning may have come from elsewhere: once more, from the start
-                        mirrors.appendleft(url)
-                        continued = False
-                log.warning("%s: %s", destination.name, problem)
+                    logger.warning("%s: %s", destination.name, problem)
+            if not _size(part):
+                part.unlink(missing_ok=True)
         except OSError as error:
             raise cannot_write(destination, error) from error
-    if part.exists() and not part.stat().st_size:
-        part.unlink()
-    kept = "Run the command again to continue" if part.exists() else "Try again later"
-    raise DataError(f"cannot download {destination.name}: {problem}.\n{kept}, or give a copy of the file with --from FILE.")
+    retry = "Run the command again to resume" if part.exists() else "Try again later"
+    raise DataError(f"cannot download {destination.name}: {problem}.\n{retry}, or give a copy of the file with --from FILE.")
 
 
-def verify(path: Path, size: int | None, checksums: Mapping[str, str], progress: Progress | None = None) -> str | None:
-    """What is wrong with a file, as the end of a sentence; None if nothing is."""
-    found = path.stat().st_size
-    if size is not None and found != size:
-        return f"has {found:,} bytes, not {size:,}"
-    for name, digest in digests(path, checksums, progress).items():
-        if digest != checksums[name]:
-            return f"has {name} {digest}, not {checksums[name]}"
+def verify(path: Path, source: SourceFile, progress: Progress | None = None) -> str | None:
+    """What is wrong with a file, as the end of a sentence; None if size and checksums are right."""
+    if _size(path) != source.size:
+        return f"has {_size(path):,} bytes, not {source.size:,}"
+    for name, digest in digests(path, source.checksums, progress).items():
+        if digest != source.checksums[name]:
+            return f"has {name} {digest}, not {source.checksums[name]}"
     return None
 
 
 def digests(path: Path, algorithms: Iterable[str], progress: Progress | None = None) -> dict[str, str]:
-    """Hexadecimal digests of a file by algorithm, from one reading."""
+    """Hexadecimal digests of a file by algorithm."""
     hashes = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
-    if progress:
-        progress.start(path.stat().st_size, 0, f"verifying {path.name}")
-    try:
-        with open(path, "rb") as file:
-            while piece := file.read(CHUNK):
-                for value in hashes.values():
-                    value.update(piece)
-                if progress:
-                    progress.advance(len(piece))
-    finally:
-        if progress:
-            progress.stop()
+    with open(path, "rb") as file, reporting(progress, _size(path), 0, f"verifying {path.name}") as advance:
+        while chunk := file.read(CHUNK):
+            for value in hashes.values():
+                value.update(chunk)
+            advance(len(chunk))
     return {name: value.hexdigest() for name, value in hashes.items()}
 
 
 @contextlib.contextmanager
 def locked(path: Path, seconds: float) -> Iterator[None]:
-    """Hold the lock that belongs to `path`; wait up to `seconds` for another process, and say so."""
+    """Hold the lock that belongs to `path`; wait up to `seconds` for another process, with a message."""
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with contextlib.suppress(Timeout):
             lock.acquire(timeout=0)
-        except Timeout:
-            log.warning("another process is working on %s: waiting for it", path)
+        if not lock.is_locked:
+            logger.warning("another process is working on %s: waiting for it", path)
             lock.acquire(timeout=seconds)
     except Timeout as error:
         raise DataError(f"{path} is in use by another process.\nWait until it ends, then run the command again.") from error
@@ -159,102 +116,75 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
         lock.release()
 
 
-def _receive_all(url: str, part: Path, size: int | None, progress: Progress | None, patience: Patience) -> None:
-    """Fill `part` from one mirror, over as many connections as it takes while they bring it forward."""
-    step = 1 << 20 if size is None else max(1, min(1 << 20, size // 20))
-    goal, failures = (part.stat().st_size if part.exists() else 0) + step, 0
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _receive_all(url: str, part: Path, source: SourceFile, progress: Progress | None, patience: Patience) -> None:
+    """Complete `part` from one mirror, with several connections if each of them brings progress, and verify it."""
+    resumed, failures, best = part.exists(), 0, _size(part)
+    step = min(1 << 20, source.size // 20)  # less than this is no progress
     while True:
-        have = part.stat().st_size if part.exists() else 0
-        if size is not None and have > size:
-            part.unlink()
-            have = 0
-        if have == size:
-            return
         try:
-            return _receive(url, part, have, size, progress, patience.timeout)
-        except _InterruptedError as error:
-            reached = part.stat().st_size if part.exists() else 0
+            _receive(url, part, source.size, progress, patience.timeout)
+        except _RetryError as error:
             failures += 1
-            if reached >= goal:
-                goal, failures = reached + step, 1
+            if _size(part) >= best + step:
+                failures, best = 1, _size(part)
             if failures >= patience.failures:
                 raise
-            log.info("%s: %s; trying again", url, error)
+            logger.info("%s: %s; trying again", url, error)
             time.sleep(min(60.0, patience.pause * 2 ** (failures - 1)))
+            continue
+        if (mismatch := verify(part, source, progress)) is None:
+            return
+        part.unlink()
+        if not resumed:
+            raise _MirrorError(f"sent a file that {mismatch}; it was deleted")
+        resumed = False  # the beginning may have come from elsewhere: try once more, from the start
 
 
-def _receive(url: str, part: Path, have: int, size: int | None, progress: Progress | None, timeout: float) -> None:
+def _receive(url: str, part: Path, size: int, progress: Progress | None, timeout: float) -> None:
+    """Append what one connection sends to `part`, unless it is complete."""
+    if (have := _size(part)) == size:
+        return
+    have = have if have < size else 0
     headers = {"User-Agent": "crmatch", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with _network(part):
-        response = _opener().open(urllib.request.Request(url, headers=headers), timeout=timeout)
+    with _network_errors():  # urllib follows no redirect to file://
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
     with response:
-        position, total = _offered(response, have)
-        if None not in (size, total) and total != size:
-            raise _RefusedError(f"offers {total:,} bytes, not {size:,}")
-        end = total if size is None else size
-        require_space(part.parent, (end or position) - position)
-        if progress:
-            progress.start(end, position, part.stem)
-        try:
-            with open(part, "ab" if position else "wb") as file:
-                while True:
-                    with _network():
-                        piece = response.read1(CHUNK)
-                    if not piece:
-                        break
-                    position += len(piece)
-                    if position > (LARGEST_DOWNLOAD if end is None else end):
-                        file.truncate(0)
-                        raise _RefusedError("sends more than the file should have")
-                    file.write(piece)
-                    if progress:
-                        progress.advance(len(piece))
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            if progress:
-                progress.stop()
-    if end is not None and position < end:
-        raise _InterruptedError(f"closed the connection after {position:,} of {end:,} bytes")
-
-
-def _offered(response: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
-    """(position of the first byte that comes, length of the whole file) as the server says."""
-    if response.status == 206:
-        found = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", response.headers.get("Content-Range", ""))
-        if not have or not found or int(found[1]) != have:
-            raise _RefusedError("answers a request for the rest of the file with another part of it")
-        return have, None if found[2] == "*" else int(found[2])
-    if response.status != 200:
-        raise _RefusedError(f"answers with status {response.status}")
-    length = response.headers.get("Content-Length", "")
-    return 0, int(length) if re.fullmatch(r"\d{1,18}", length) else None
+        # Status 206: the server sends the requested rest. Otherwise it ignored the range and sends the whole file.
+        position = have if response.status == 206 else 0
+        offered = response.headers.get("Content-Range" if position else "Content-Length")
+        expected = f"bytes {position}-{size - 1}/{size}" if position else str(size)
+        if offered not in (expected, None):
+            raise _MirrorError(f"offers {offered!r} instead of {expected!r}")
+        require_space(part.parent, size - position)
+        with open(part, "ab" if position else "wb") as file, reporting(progress, size, position, part.stem) as advance:
+            while position <= size:
+                with _network_errors():  # not around `write`: errors of the disk are not those of the network
+                    chunk = response.read1(CHUNK)
+                if not chunk:
+                    break
+                file.write(chunk)
+                position += len(chunk)
+                advance(len(chunk))
+    if position > size:
+        part.unlink()
+        raise _MirrorError(f"sends more than {size:,} bytes")
+    if position < size:
+        raise _RetryError(f"closed the connection after {position:,} of {size:,} bytes")
 
 
 @contextlib.contextmanager
-def _network(part: Path | None = None) -> Iterator[None]:
-    """Turn what a connection can raise into "try again" or "not here"."""
+def _network_errors() -> Iterator[None]:
+    """Turn exceptions of a connection into `_RetryError` or `_MirrorError`."""
     try:
         yield
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and part:  # what lies here does not fit what the server has
-            part.unlink(missing_ok=True)
-        elif 400 <= error.code < 500 and error.code not in (408, 425, 429):
-            raise _RefusedError(f"answers {error.code} {error.reason}") from error
-        raise _InterruptedError(f"answers {error.code} {error.reason}") from error
+        final = 400 <= error.code < 500 and error.code not in (408, 425, 429)  # these three say: try again
+        raise (_MirrorError if final else _RetryError)(f"answers {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
         reason = str(getattr(error, "reason", None) or error).partition("\n")[0] or type(error).__name__
-        raise _InterruptedError(f"failed: {reason}") from error
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """HTTP and HTTPS only, also after a redirect; the standard opener would read file:// and ftp:// too."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler,
-        urllib.request.HTTPRedirectHandler, urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor,
-        urllib.request.UnknownHandler,
-    ):  # fmt: skip
-        opener.add_handler(handler())
-    return opener
+        raise _RetryError(f"failed: {reason}") from error

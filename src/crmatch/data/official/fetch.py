@@ -1,10 +1,9 @@
-"""Benchmark sets on disk: fetched from their official files into packed sets, checked, listed. Imports no torch."""
+"""Data sets on disk: fetch them from their official files into packed sets, check them, list them. Imports no torch."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,39 +11,34 @@ from typing import Any, NamedTuple
 from crmatch.atomic_files import read_json, write_json
 from crmatch.data.official.catalog import CATALOG, PARTS, SourceSet
 from crmatch.data.official.download import PATIENCE, Patience, digests, download, locked, verify
-from crmatch.data.packed import (
-    Array,
-    Arrays,
-    Progress,
-    Rows,
-    cannot_write,
-    packed_path,
-    read_packed,
-    require_space,
-    temporary_files,
-    write_packed,
-)
+from crmatch.data.official.mini_imagenet import read_mini_imagenet
+from crmatch.data.official.readers import read_cifar, read_digits, read_stl10, read_svhn
+from crmatch.data.packed import Array, Arrays, Progress, Rows, packed_path, read_packed, require_space, write_packed
+from crmatch.data.settings import default_data_dir
 from crmatch.errors import DataError, RequestError, unknown_name_error
+
+READERS: dict[str, Callable[[Sequence[Path], SourceSet], dict[str, Array | Rows]]] = {
+    "cifar": read_cifar,
+    "svhn": read_svhn,
+    "stl10": read_stl10,
+    "mini_imagenet": read_mini_imagenet,
+    "digits": read_digits,
+}
+"""Reader -> function from verified files to arrays (mini-ImageNet: from a user's own copy)."""
 
 
 class InventoryRow(NamedTuple):
-    """One line of `crmatch data list`."""
+    """One line of `crmatch data list`; None if unknown."""
 
     name: str
-    title: str
-    path: Path | None
-    """None when the set is not here."""
-    size: int | None
-    """Bytes on disk, or else of the download."""
-    counts: Mapping[str, int] | None
+    here: bool  # whether it can be used at once
+    size: int | None  # bytes of the packed set, or else of the download
+    counts: Mapping[str, int] | None  # images per part
     origin: str
-    fetchable: bool
-    """Whether `crmatch data fetch` can get it without `--from`."""
-    license: str
 
 
 class CheckReport(NamedTuple):
-    """What `crmatch data check` found."""
+    """The result of `crmatch data check`."""
 
     name: str
     path: Path
@@ -52,8 +46,7 @@ class CheckReport(NamedTuple):
     origin: str
     sha256: str
     counts: Mapping[str, int]
-    per_class: tuple[int, int]
-    """Fewest and most labeled training images of a class."""
+    per_class: tuple[int, int]  # labeled training images of the smallest and of the largest class
     class_names: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -72,47 +65,42 @@ def fetch(
     catalog: Mapping[str, SourceSet] = CATALOG,
     patience: Patience = PATIENCE,
 ) -> Path:
-    """Bring the set `name` into `data_dir`, packed; at once when it is there. Whenever interrupted, call it again.
+    """Bring the set `name` into `data_dir` as a packed set; an interrupted call is resumed by the next one.
 
-    Args:
-        name: key of the catalog.
-        data_dir: where packed sets lie; unfinished downloads lie in its folder `downloads`.
-        source: the official file, or the directory that holds it, instead of a download.
-        progress: shows download, verification and conversion.
-        catalog: what there is.
-        patience: timeouts and retries of the download.
-
-    Returns:
-        The packed set; beside it lies `<name>.json`, which says where it came from.
+    Unfinished downloads are kept in `<data_dir>/downloads`. With `source`, the official file, or the directory that contains
+    it, is used instead of a download. The file `<name>.json` next to the packed set describes where it came from.
 
     Raises:
         RequestError: there is no such set, or it can only be read from a `source`.
-        DataError: download, checksum, content or disk are not as they should be; nothing half-written stays.
+        DataError: download, checksum, content or disk have a problem; no incomplete file is left.
     """
     if name not in catalog:
         raise unknown_name_error("data set", name, catalog)
     entry, path = catalog[name], packed_path(name, data_dir)
     if path.is_file() and _sidecar(path).is_file():
         return path
-    if not entry.files and source is None and not path.is_file():
+    if not (entry.files or entry.bundled or source or path.is_file()):
         raise RequestError(
             f"{entry.title} has no public file to download ({entry.license}).\n"
             f"Give your copy, a directory or zip file of pictures: crmatch data fetch {name} --from PATH"
         )
     with locked(path, patience.lock):
         if not path.is_file():
-            for leftover in temporary_files(path):
-                with contextlib.suppress(OSError):
-                    leftover.unlink()
+            for leftover in path.parent.glob(f".{path.name}.*.tmp"):  # of a killed process: this one holds the lock
+                leftover.unlink(missing_ok=True)
             downloads = data_dir / "downloads"
             files = _given(entry, source, progress) if source else _downloaded(entry, downloads, progress, patience)
-            write_packed(path, _reader(entry.reader)(files, entry), progress)
+            write_packed(path, READERS[entry.reader](files, entry), progress)
             _write_sidecar(name, path, entry, files, str(source.resolve()) if source else entry.homepage, progress)
             if source is None:
-                _remove(files, downloads)
+                for file in files:  # packed; no other process needs them while this one holds the set's lock
+                    file.unlink(missing_ok=True)
+                    file.with_name(f".{file.name}.lock").unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    downloads.rmdir()
         elif not _sidecar(path).is_file():
             if problems := _problems(read_packed(path), entry):
-                raise DataError(f"{path} is there, but is not {entry.title}: {problems[0]}.\nMove it away and fetch again.")
+                raise DataError(f"{path} exists, but is not {entry.title}: {problems[0]}.\nMove it away and fetch again.")
             _write_sidecar(name, path, entry, (), "found in place", progress)
     return path
 
@@ -120,63 +108,54 @@ def fetch(
 def check(
     name: str, data_dir: Path, catalog: Mapping[str, SourceSet] = CATALOG, progress: Progress | None = None
 ) -> CheckReport:
-    """Hash, counts and labels of a packed set, compared with what was written when it was fetched and with the catalog."""
+    """Compare hash, counts and labels of a packed set with its description and with the catalog."""
     path, entry = packed_path(name, data_dir), catalog.get(name)
     if not path.is_file():
-        if entry is None:
-            raise unknown_name_error("data set", name, {*catalog, *(file.stem for file in data_dir.glob("*.npz"))})
-        raise DataError(f"{entry.title} is not in {data_dir}.\nGet it with: crmatch data fetch {name}")
+        raise missing_set_error(name, data_dir, catalog)
     arrays = read_packed(path)
-    problems = list(_problems(arrays, entry))
+    problems = _problems(arrays, entry)
     digest = digests(path, ["sha256"], progress)["sha256"]
     described = _described(path)
     if described and described.get("packed", {}).get("sha256") != digest:
-        problems.insert(0, "the file has changed since it was fetched (its sha256 is another one)")
+        problems.insert(0, "the file has changed since it was fetched (its sha256 differs)")
     names = tuple(str(label) for label in arrays["class_names"].tolist())
-    labels = arrays["train_labels"]
-    sizes = [int((labels == label).sum()) for label in range(len(names))]
+    sizes = [int((arrays["train_labels"] == label).sum()) for label in range(len(names))]
     return CheckReport(
         name, path, path.stat().st_size, str(described.get("origin", "unknown")), digest, _counts(arrays),
         (min(sizes, default=0), max(sizes, default=0)), names, tuple(problems),
     )  # fmt: skip
 
 
+def missing_set_error(name: str, data_dir: Path, catalog: Mapping[str, SourceSet] = CATALOG) -> DataError | RequestError:
+    """The error for a set that is not in `data_dir`, with the command that gets it."""
+    if name not in catalog:
+        return unknown_name_error("data set", name, {*catalog, *(file.stem for file in data_dir.glob("*.npz"))})
+    entry = catalog[name]
+    command = f"crmatch data fetch {name}" + ("" if entry.files or entry.bundled else " --from PATH")
+    if data_dir != default_data_dir():
+        command += f" --data-dir {data_dir}"
+    size = f" (download of {entry.download_size / 1e6:,.0f} MB)" if entry.files else ""
+    return DataError(f"{entry.title} is not in {data_dir}.\nGet it with: {command}{size}")
+
+
 def inventory(data_dir: Path, catalog: Mapping[str, SourceSet] = CATALOG) -> list[InventoryRow]:
-    """All packed sets of `data_dir` and all sets of the catalog that are not among them."""
+    """All packed sets in `data_dir` and all other sets of the catalog."""
     rows = []
     for name in sorted({*catalog, *(file.stem for file in data_dir.glob("*.npz"))}):
         entry, path = catalog.get(name), packed_path(name, data_dir)
-        fetchable = entry is not None and bool(entry.files)
-        title, terms = (entry.title, entry.license) if entry else (name, "")
         if path.is_file():
             described = _described(path)
             origin = str(described.get("origin", "unknown"))
-            rows.append(InventoryRow(name, title, path, path.stat().st_size, described.get("counts"), origin, fetchable, terms))
+            rows.append(InventoryRow(name, True, path.stat().st_size, described.get("counts"), origin))
         elif entry:
-            sizes = [file.size for file in entry.files if file.size is not None]
-            size = sum(sizes) if entry.files and len(sizes) == len(entry.files) else None
-            rows.append(InventoryRow(name, title, None, size, entry.counts, entry.homepage, fetchable, terms))
+            size = entry.download_size if entry.files or entry.bundled else None
+            rows.append(InventoryRow(name, entry.bundled, size, entry.counts, entry.homepage))
     return rows
 
 
-def _reader(name: str) -> Callable[[Sequence[Path], SourceSet], dict[str, Array | Rows]]:
-    from crmatch.data.official.cifar import read_cifar
-    from crmatch.data.official.mini_imagenet import read_mini_imagenet
-    from crmatch.data.official.stl10 import read_stl10
-    from crmatch.data.official.svhn import read_svhn
-
-    return {
-        "cifar10": read_cifar,
-        "cifar100": read_cifar,
-        "svhn": read_svhn,
-        "stl10": read_stl10,
-        "mini_imagenet": read_mini_imagenet,
-    }[name]
-
-
 def _given(entry: SourceSet, source: Path, progress: Progress | None) -> list[Path]:
-    """The files at `source`, verified: the file itself, and those beside it or in it by their official names."""
-    if not os.path.exists(source):
+    """The verified files at `source`: the file itself, and others next to it or in it by their official names."""
+    if not source.exists():
         raise DataError(f"there is no {source}.\nGive {entry.title} as --from FILE or --from DIRECTORY.")
     if not entry.files:
         return [source]
@@ -186,9 +165,10 @@ def _given(entry: SourceSet, source: Path, progress: Progress | None) -> list[Pa
         paths = [source]
     for file, path in zip(entry.files, paths, strict=True):
         if not path.is_file():
-            raise DataError(f"there is no {file.name} in {folder}.\n{entry.title} needs {_listed(entry)}.")
+            needed = " and ".join(file.name for file in entry.files)
+            raise DataError(f"there is no {file.name} in {folder}.\n{entry.title} needs {needed}.")
         try:
-            problem = verify(path, file.size, file.checksums, progress)
+            problem = verify(path, file, progress)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}.") from error
         if problem:
@@ -197,27 +177,10 @@ def _given(entry: SourceSet, source: Path, progress: Progress | None) -> list[Pa
 
 
 def _downloaded(entry: SourceSet, folder: Path, progress: Progress | None, patience: Patience) -> list[Path]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
     names = [name for file in entry.files for name in (file.name, f"{file.name}.part")]
     here = sum((folder / name).stat().st_size for name in names if (folder / name).is_file())
-    require_space(folder, max(0, sum(file.size or 0 for file in entry.files) - here) + entry.packed_size)
-    return [
-        download(file.urls, folder / file.name, size=file.size, checksums=file.checksums, progress=progress, patience=patience)
-        for file in entry.files
-    ]
-
-
-def _remove(files: Sequence[Path], folder: Path) -> None:
-    """Delete downloads that have become a packed set; their set's lock is held, so no one else wants them."""
-    with contextlib.suppress(OSError):
-        for file in files:
-            file.unlink()
-            file.with_name(f".{file.name}.lock").unlink()
-        if not any(folder.iterdir()):
-            folder.rmdir()
+    require_space(folder.parent, max(0, entry.download_size - here) + entry.packed_size)
+    return [download(file, folder / file.name, progress, patience) for file in entry.files]
 
 
 def _sidecar(path: Path) -> Path:
@@ -235,27 +198,21 @@ def _described(path: Path) -> dict[str, Any]:
 def _write_sidecar(
     name: str, path: Path, entry: SourceSet, files: Sequence[Path], origin: str, progress: Progress | None
 ) -> None:
-    arrays = read_packed(path)
-    sources: list[dict[str, Any]] = [
-        {"name": official.name, "bytes": file.stat().st_size} | official.checksums
-        for official, file in zip(entry.files, files, strict=False)
-    ]
+    sources = [{"name": file.name, "bytes": file.size} | file.checksums for file in entry.files] if files else []
     if not entry.files and files and files[0].is_file():
         sources = [{"name": files[0].name, "bytes": files[0].stat().st_size} | digests(files[0], ["sha256"], progress)]
-    write_json(
-        _sidecar(path),
-        {
-            "name": name,
-            "title": entry.title,
-            "origin": origin,
-            "license": entry.license,
-            "sources": sources,
-            "packed": {"bytes": path.stat().st_size} | digests(path, ["sha256"], progress),
-            "counts": _counts(arrays),
-            "classes": entry.classes,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        },
-    )
+    values = {
+        "name": name,
+        "title": entry.title,
+        "origin": origin,
+        "license": entry.license,
+        "sources": sources,
+        "packed": {"bytes": path.stat().st_size} | digests(path, ["sha256"], progress),
+        "counts": _counts(read_packed(path)),
+        "classes": entry.classes,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    write_json(_sidecar(path), values)
 
 
 def _counts(arrays: Arrays) -> dict[str, int]:
@@ -263,23 +220,18 @@ def _counts(arrays: Arrays) -> dict[str, int]:
 
 
 def _problems(arrays: Arrays, entry: SourceSet | None) -> list[str]:
-    """Everything about the arrays that is not as it should be."""
+    """Everything that is wrong with the arrays of a set."""
     problems = []
-    classes = len(arrays["class_names"])
-    for part, count in _counts(arrays).items():
-        labels = arrays.get(f"{part}_labels")
-        if entry and count != entry.counts.get(part, 0):
-            problems.append(f"{count:,} {part} images, not {entry.counts.get(part, 0):,}")
-        if labels is not None and len(labels) != count:
-            problems.append(f"{count:,} {part} images with {len(labels):,} labels")
+    counts, classes = _counts(arrays), len(arrays["class_names"])
+    expected = {part: entry.counts.get(part, 0) for part in PARTS} if entry else counts
+    for part, count in expected.items():
+        found, labels = counts.get(part, 0), arrays.get(f"{part}_labels")
+        if found != count:
+            problems.append(f"{found:,} {part} images, not {count:,}")
+        if labels is not None and len(labels) != found:
+            problems.append(f"{found:,} {part} images with {len(labels):,} labels")
         if labels is not None and not 0 <= labels.min() <= labels.max() < classes:
             problems.append(f"{part} labels from {labels.min()} to {labels.max()} for {classes} classes")
     if entry and classes != entry.classes:
         problems.append(f"{classes} classes, not {entry.classes}")
-    if entry and "unlabeled" in entry.counts and "unlabeled_images" not in arrays:
-        problems.append("no unlabeled images")
     return problems
-
-
-def _listed(entry: SourceSet) -> str:
-    return " and ".join(file.name for file in entry.files)

@@ -1,13 +1,13 @@
-"""Networks that keep less for the backward pass: the values inside a part are computed a second time when they are needed.
+"""Gradient checkpointing (`--recompute`): store the inputs of groups of blocks, recompute the rest in the backward pass.
 
-The second time changes nothing: batch norms use the same batch statistics and leave their running ones alone, dropout draws the
-same masks, and where processes share the rows all of them come to the same parts in the same order. Parts may lie inside parts.
+Recomputing changes no result: batch norms see the same batch and update their running statistics only once, and dropout draws
+the same masks again.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -17,56 +17,52 @@ from torch.utils.checkpoint import checkpoint
 
 from crmatch.networks.dropout import Dropout
 
-NORMS = nn.modules.batchnorm._BatchNorm
+_BatchNorm = nn.modules.batchnorm._BatchNorm
 GROUP = 2
-"""Blocks of which only the input of the first one is kept. Where stages have four blocks, the least is alive at once with
-groups of two: on STL-10 2.5 and 3.8 GiB less than with groups of one and four."""
+"""Blocks per group. With four blocks per stage, groups of two need the least memory: on STL-10 2.5 GiB less than groups of one,
+3.8 GiB less than groups of four."""
 
 
-class Recomputing(nn.Module):
-    """A module that can keep the inputs of its parts only."""
+class Recomputable(nn.Module):
+    """A chain of blocks that can recompute its activations."""
 
     recompute = False
-    """Whether it does."""
+    """Whether activations are recomputed in the backward pass."""
 
-    def part(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """`function`, made of modules of this one, of `inputs`; where it is recomputed, nothing in it is kept."""
+    def run_blocks(self, blocks: Sequence[nn.Module], first: int, x: Tensor) -> Tensor:
+        """Apply `blocks` in sequence, checkpointing groups of GROUP blocks, and each block again inside its group.
+
+        The first group has `first` blocks, because it may include the stem.
+        """
+        for start, end in itertools.pairwise([0, *range(first, len(blocks), GROUP), len(blocks)]):
+            x = self._checkpointed(partial(self._run_each, blocks[start:end]), x)
+        return x
+
+    def _run_each(self, blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+        for block in blocks:
+            x = self._checkpointed(block, x)
+        return x
+
+    def _checkpointed(self, function: nn.Module | partial[Tensor], x: Tensor) -> Tensor:
         if not (self.recompute and self.training and torch.is_grad_enabled()):
-            return function(inputs)
+            y: Tensor = function(x)
+            return y
         contexts = partial(_contexts, self)
-        outputs: Tensor = checkpoint(function, inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
-        return outputs
-
-    def chain(self, modules: Sequence[nn.Module], first: int, inputs: Tensor) -> Tensor:
-        """`modules` one after the other; groups of them (the first one of `first`) are parts, and in a group each module is."""
-        for start, end in itertools.pairwise([0, *range(first, len(modules), GROUP), len(modules)]):
-            inputs = self.part(partial(self._each, modules[start:end]), inputs)
-        return inputs
-
-    def _each(self, modules: Sequence[nn.Module], inputs: Tensor) -> Tensor:
-        for module in modules:
-            inputs = self.part(module, inputs)
-        return inputs
-
-
-def recompute_parts(network: nn.Module) -> None:
-    """Let every module of `network` that can do so keep the inputs of its parts only."""
-    for module in network.modules():
-        if isinstance(module, Recomputing):
-            module.recompute = True
+        y = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        return y
 
 
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What surrounds the first computation and the second one."""
-    norms = [(norm, norm.track_running_stats) for norm in module.modules() if isinstance(norm, NORMS)]
+    """Contexts of the first computation and of the second one."""
+    norms = [(norm, norm.track_running_stats) for norm in module.modules() if isinstance(norm, _BatchNorm)]
     dropouts = [dropout for dropout in module.modules() if isinstance(dropout, Dropout)]
-    drawn_from = next((dropout.generator for dropout in dropouts if dropout.generator is not None), None)
-    return nullcontext(), _again(norms, dropouts, None if drawn_from is None else drawn_from.get_state())
+    generator = next((dropout.generator for dropout in dropouts if dropout.generator is not None), None)
+    return nullcontext(), _second_time(norms, dropouts, None if generator is None else generator.get_state())
 
 
 @contextmanager
-def _again(norms: list[tuple[NORMS, bool]], dropouts: list[Dropout], state: Tensor | None) -> Iterator[None]:
-    """The second computation: norms track as they did, but into copies; dropouts draw from where the generator was."""
+def _second_time(norms: list[tuple[_BatchNorm, bool]], dropouts: list[Dropout], state: Tensor | None) -> Iterator[None]:
+    """Norms update copies of their running statistics (torch wants the same operations); dropouts draw the same masks."""
     generator = None if state is None else torch.Generator().set_state(state)
     norms_before = [(norm.track_running_stats, dict(norm.named_buffers(recurse=False))) for norm, _ in norms]
     generators_before = [dropout.generator for dropout in dropouts]

@@ -1,6 +1,13 @@
+"""Data sets by name: settings, packed sets, digits, and the checks on images and labels."""
+
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,37 +15,57 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from conftest import SHARED_DATA, write_packed
+from conftest import SHARED_DATA, Outcome, write_packed
 from crmatch.data.images import ImageSet, resize
-from crmatch.data.load import _read_table, load_data
+from crmatch.data.load import load_data
 from crmatch.data.settings import parse_setting
 from crmatch.errors import DataError, RequestError
 
+RECORDS = Path(__file__).resolve().parents[2] / "docs" / "results" / "records" / "digits@4"
 
-def test_digits_are_the_real_ones_with_500_fixed_test_images() -> None:
+
+def test_digits_are_those_of_scikit_learn_with_500_fixed_test_images() -> None:
     data = load_data("digits")
     assert data.test is not None
     assert data.train.images.shape == (1297, 1, 16, 16)
     assert data.test.images.shape == (500, 1, 16, 16)
-    original = Image.fromarray(np.rint(load_digits().images[0] * 255 / 16).astype(np.uint8))
-    enlarged = torch.from_numpy(np.array(original.resize((16, 16), Image.Resampling.LANCZOS)))
-    everything = torch.cat([data.train.images, data.test.images])[:, 0]
-    assert (everything == enlarged).flatten(1).all(dim=1).sum() == 1
+    found = {}
+    for part in (data.train, data.test):
+        found |= {image.numpy().tobytes(): label for image, label in zip(part.images, part.labels.tolist(), strict=True)}
+    originals, labels = load_digits(return_X_y=True)
+    for original, label in zip(originals.reshape(-1, 8, 8), labels.tolist(), strict=True):
+        picture = Image.fromarray(np.rint(original * 255 / 16).astype(np.uint8))
+        assert found[picture.resize((16, 16), Image.Resampling.LANCZOS).tobytes()] == label
+    assert len(found) == 1797, "no image is in both parts"
     assert torch.bincount(data.test.labels).min() >= 35
 
 
-def test_digits_are_read_as_scikit_learn_reads_them_without_importing_it() -> None:
-    images, labels = load_digits(return_X_y=True)
-    table = _read_table()
-    assert np.array_equal(table[:, :-1], images)
-    assert np.array_equal(table[:, -1], labels)
+def test_digits_are_the_images_of_the_committed_records() -> None:
+    train = load_data("digits").train
+    fingerprints = {json.loads(path.read_text()).get("data_fingerprint") for path in RECORDS.glob("*-seed0.json")}
+    assert fingerprints == {train.fingerprint}
 
 
-def test_digits_do_not_share_an_image_between_train_and_test() -> None:
-    data = load_data("digits")
-    assert data.test is not None
-    pool = {image.numpy().tobytes() for image in data.train.images}
-    assert not any(image.numpy().tobytes() in pool for image in data.test.images)
+def test_digits_are_packed_on_first_use_and_work_without_a_writable_data_directory(tmp_path: Path) -> None:
+    first = load_data("digits", tmp_path / "data").train
+    assert (tmp_path / "data" / "digits.npz").is_file()
+    (tmp_path / "file").write_text("no directory can be made below a file")
+    for data_dir in (tmp_path / "data", tmp_path / "file" / "data"):
+        again = load_data("digits", data_dir).train
+        assert torch.equal(again.images, first.images)
+        assert torch.equal(again.labels, first.labels)
+
+
+@pytest.mark.process
+def test_two_processes_that_use_digits_for_the_first_time_at_once_agree(tmp_path: Path) -> None:
+    code = "import sys, pathlib; from crmatch.data.load import load_data; "
+    code += "print(load_data('digits', pathlib.Path(sys.argv[1])).train.fingerprint)"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    fingerprints = {process.communicate()[0].strip() for process in processes}
+    assert fingerprints == {load_data("digits").train.fingerprint}
+    assert {file.name for file in tmp_path.iterdir()} == {"digits.npz", "digits.json", ".digits.npz.lock"}
 
 
 def test_a_packed_set_comes_back_as_it_was_written(stripes: Path) -> None:
@@ -57,55 +84,40 @@ def test_unlabeled_images_join_the_training_set_without_a_label(tmp_path: Path) 
     assert train.labels[-5:].tolist() == [-1] * 5
 
 
-def broken(folder: Path, kind: str) -> None:
-    path = folder / "bad.npz"
-    if kind == "text":
-        path.write_text("this is no archive")
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "truncated":
-        write_packed(path)
-        path.write_bytes(path.read_bytes()[:-3000])
-    elif kind == "flipped":
-        write_packed(path)
-        content = bytearray(path.read_bytes())
-        content[4000] ^= 0xFF
-        path.write_bytes(bytes(content))
-    elif kind == "pickled":
-        write_packed(path, train_labels=np.array([{"a": 1}], dtype=object))
-    elif kind == "missing key":
-        write_packed(path, test_labels=None)
-    elif kind == "float images":
-        write_packed(path, train_images=np.zeros((36, 16, 16, 3), np.float32))
-    elif kind == "flat images":
-        write_packed(path, train_images=np.zeros((36, 768), np.uint8))
-    elif kind == "four channels":
-        write_packed(path, train_images=np.zeros((36, 16, 16, 4), np.uint8))
-    elif kind == "too few labels":
-        write_packed(path, train_labels=np.zeros(7, np.int64))
-    elif kind == "label too large":
-        write_packed(path, train_labels=np.full(36, 3))
-    elif kind == "text labels":
-        write_packed(path, train_labels=np.array(["a"] * 36))
-
-
-BROKEN = (
-    "text", "empty", "truncated", "flipped", "pickled", "missing key", "float images", "flat images", "four channels",
-    "too few labels", "label too large", "text labels",
-)  # fmt: skip
+BROKEN: dict[str, dict[str, Any] | Callable[[bytes], bytes]] = {
+    "text": lambda content: b"this is not an archive",
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[:-3000],
+    "flipped": lambda content: content[:4000] + bytes([content[4000] ^ 0xFF]) + content[4001:],
+    "pickled": {"train_labels": np.array([{"a": 1}], dtype=object)},
+    "missing key": {"test_labels": None},
+    "float images": {"train_images": np.zeros((36, 16, 16, 3), np.float32)},
+    "flat images": {"train_images": np.zeros((36, 768), np.uint8)},
+    "four channels": {"train_images": np.zeros((36, 16, 16, 4), np.uint8)},
+    "too few labels": {"train_labels": np.zeros(7, np.int64)},
+    "label too large": {"train_labels": np.full(36, 3)},
+    "text labels": {"train_labels": np.array(["a"] * 36)},
+}
 
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_packed_set_is_named_in_at_most_two_lines(tmp_path: Path, kind: str) -> None:
-    broken(tmp_path, kind)
+    change, path = BROKEN[kind], tmp_path / "bad.npz"
+    write_packed(path, **({} if callable(change) else change))
+    if callable(change):
+        path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DataError, match=r"bad\.npz") as failure:
         load_data("bad", tmp_path)
     assert len(str(failure.value).splitlines()) <= 2
 
 
-def test_a_missing_packed_set_lists_those_that_are_there(stripes: Path) -> None:
-    with pytest.raises(DataError, match=r"no cifar10\.npz .*\nFound there: stripes"):
-        load_data("cifar10", stripes)
+def test_training_without_the_data_names_the_command_that_fetches_it(
+    crmatch: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRMATCH_DATA", str(tmp_path))
+    outcome = crmatch("train", "cifar10@4", "--recipe=quick", "--out", tmp_path / "runs")
+    assert outcome.code == 3
+    assert "crmatch data fetch cifar10 (download of 170 MB)" in outcome.err
 
 
 def test_resize_equals_pillow_and_crops_the_center() -> None:
@@ -129,7 +141,7 @@ def test_resize_equals_pillow_and_crops_the_center() -> None:
         (torch.zeros(3, 1, 16, 16, dtype=torch.uint8), torch.tensor([0, -2, 0]), "2 classes"),
     ],
 )
-def test_images_and_labels_are_checked_at_the_door(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
+def test_images_and_labels_are_checked(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
     with pytest.raises(DataError, match=message):
         ImageSet(images, labels, ("a", "b"))
 
@@ -160,7 +172,7 @@ def test_a_setting_means_what_the_paper_and_its_stem_say(
 
 
 @pytest.mark.parametrize("text", ["digits", "digits@", "digits@0", "digits@-4", "digits@four", "@4"])
-def test_what_is_no_setting_is_refused_with_an_example(text: str) -> None:
+def test_a_wrong_setting_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(RequestError, match=r"(is not a setting|unknown data set)"):
         parse_setting(text)
 
@@ -174,6 +186,5 @@ def test_an_unknown_data_set_is_answered_with_the_nearest_name(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["cifar10_small", "eurosat_small"])
 def test_the_small_real_sets_load_with_balanced_classes(name: str) -> None:
     data = load_data(name, SHARED_DATA)
-    assert data.test is not None
     assert data.train.images.shape[1:] == (3, 32, 32)
     assert len(torch.bincount(data.train.labels).unique()) == 1
