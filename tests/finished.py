@@ -1,9 +1,12 @@
-"""Tiny finished runs for tests of analyses and reports."""
+"""Tiny finished runs and folders of pictures for tests of analyses, reports and the guide."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from conftest import tiny_spec, write_packed
 
@@ -14,14 +17,27 @@ def train_tiny(out: Path, data_dir: Path, method: str = "crmatch", **changes: An
     """Train 20 steps on stripes; returns the run's directory."""
     from crmatch.runs.run import run
     from crmatch.runs.workspace import Workspace
+    from crmatch.training.execution import Execution
 
-    spec = tiny_spec(data_dir, method, **changes)
-    run(spec, out, data_dir=data_dir, device="cpu")
-    return Workspace(out, data_dir).run_directory(spec).path
+    spec, workspace = tiny_spec(data_dir, method, **changes), Workspace(out, data_dir)
+    run(spec, workspace, Execution("cpu"))
+    return workspace.run_directory(spec).path
 
 
 def stripes_in(folder: Path, **changes: Any) -> Path:
     """A data directory with the packed set `stripes`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_packed(folder / "stripes.npz", **changes)
+    return folder
+
+
+def write_photos(folder: Path, **counts: int) -> Path:
+    """Pictures of two classes, brighter on the left or above, numbered through the parts, e.g. labeled=4, unlabeled=20."""
+    random = np.random.default_rng(0)
+    for number, part in enumerate(part for part, count in counts.items() for _ in range(count)):
+        pixels = random.integers(0, 90, (24, 30, 3), dtype=np.uint8)
+        pixels[(slice(12), slice(None)) if number % 2 else (slice(None), slice(15))] += 120
+        place = folder / part / (("across", "down")[number % 2] if part in ("labeled", "test") else "")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{number:02d}.jpg")
     return folder

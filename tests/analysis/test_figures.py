@@ -20,8 +20,8 @@ from finished import train_tiny
 Command = Callable[..., Outcome]
 
 
-def test_curves_are_those_of_the_metrics(crmatch: Command, trained: Trained, tmp_path: Path) -> None:
-    run = trained[0]
+def test_curves_are_those_of_the_metrics_and_need_pseudo_labels(crmatch: Command, trained: Trained, tmp_path: Path) -> None:
+    run, data_dir = trained
     answer = json.loads(crmatch("figure", "curves", run, "--out", tmp_path / "c.png", "--json").out)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for key in ("pseudo_label_error", "contributing_error", "mask_rate"):
@@ -29,17 +29,13 @@ def test_curves_are_those_of_the_metrics(crmatch: Command, trained: Trained, tmp
         assert answer["curves"][str(run)].get(key, []) == expected
     with Image.open(tmp_path / "c.png") as picture:
         assert min(picture.size) > 500
-
-
-def test_a_run_without_pseudo_labels_has_no_curves(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    run = train_tiny(tmp_path / "runs", stripes, "supervised")
-    outcome = crmatch("figure", "curves", run, "--out", tmp_path / "c.png")
+    outcome = crmatch("figure", "curves", train_tiny(tmp_path, data_dir, "supervised"), "--out", tmp_path / "c.png")
     assert outcome.code == 2
     assert "has no pseudo-label curves" in outcome.err
 
 
 def test_error_over_threshold_is_grouped_over_splits(trained: Trained) -> None:
-    record = read_record(trained[0])
+    record = read_record(trained.run)
 
     def changed(error: float, **keys: object) -> object:
         errors = record.ema.model_copy(update={"last": error})
@@ -80,13 +76,8 @@ def test_tsne_shows_the_same_unlabeled_images_for_all_models(crmatch: Command, t
     assert two.class_names == ["stripe 2", "stripe 0"]
     with pytest.raises(RequestError, match="Did you mean 'stripe 1'"):
         embed([run], workspace, ["strip 1"])
-
-
-def test_models_with_other_unlabeled_images_are_not_compared(trained: Trained, tmp_path: Path) -> None:
-    run, data_dir = trained
-    other = train_tiny(tmp_path / "runs", data_dir, split=2)
     with pytest.raises(RequestError, match="other unlabeled images"):
-        embed([run, other], Workspace.at(data_dir=data_dir))
+        embed([run, train_tiny(tmp_path / "runs", data_dir, split=2)], workspace)
 
 
 def test_the_toys_features_are_pulled_together_and_pushed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,16 +90,11 @@ def test_the_toys_features_are_pulled_together_and_pushed_apart(monkeypatch: pyt
         return float(between / np.concatenate([trained.weak, trained.strong]).std())
 
     assert distance("pull") < distance("push")
-    same = toy.train_toy("push")
-    assert np.array_equal(same.weak, toy.train_toy("push").weak)
-    assert same.error < 50
-
-
-def test_the_toys_boundary_separates_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy, "STEPS", 60)
-    trained = toy.train_toy("none")
-    side = trained.weak @ trained.boundary[:2] + trained.boundary[2]
-    assert np.mean((side > 0) == (trained.labels == 1)) > 0.6
+    pushed = toy.train_toy("push")
+    assert np.array_equal(pushed.weak, toy.train_toy("push").weak)
+    assert pushed.error < 50
+    above = pushed.weak @ pushed.boundary[:2] + pushed.boundary[2] > 0
+    assert np.mean(above == (pushed.labels == 1)) > 0.6
 
 
 def test_the_teaser_is_drawn(crmatch: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,7 +112,7 @@ def test_spread_over_classes_is_that_of_a_population() -> None:
 
 
 def test_runs_are_found_below_directories_each_once(trained: Trained, tmp_path: Path) -> None:
-    run = trained[0]
+    run = trained.run
     assert find_runs([run.parent.parent, run]) == [run]
     with pytest.raises(DataError, match="no finished run"):
         find_runs([tmp_path])

@@ -1,4 +1,4 @@
-"""The estimator: the command line's weights, every kind of X and y, and the tools of scikit-learn around it."""
+"""The estimator: the weights of the command line, every kind of X and y, and scikit-learn's tools."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_sco
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 
-from conftest import Outcome
+from conftest import TINY, Outcome
 from crmatch import CRMatchClassifier
 from crmatch.data.load import load_data
 from crmatch.data.splits import make_split
 from crmatch.methods import METHODS
 
 README = Path(__file__).parents[2] / "README.md"
-SHORT = {
-    "network.filters": 4, "plan.labeled_batch_size": 6, "plan.unlabeled_batch_size": 12,
-    "plan.evaluate_every": 4, "plan.log_every": 2, "plan.checkpoint_every": 8,
-}  # fmt: skip
+SHORT = {**TINY, "plan.evaluate_every": 4, "plan.log_every": 2, "plan.checkpoint_every": 8}
+del SHORT["plan.steps"]  # a parameter of the estimator
+Data = tuple[np.ndarray, np.ndarray]
 
 
 def short(method: str = "crmatch", **parameters: Any) -> CRMatchClassifier:
@@ -40,7 +39,7 @@ def short(method: str = "crmatch", **parameters: Any) -> CRMatchClassifier:
 
 
 @pytest.fixture(scope="module")
-def stripes() -> tuple[np.ndarray, np.ndarray]:
+def stripes() -> Data:
     """48 gray 8x8 pictures of two classes: bright above or bright below; a third of them labeled."""
     random = np.random.default_rng(0)
     X = random.integers(0, 60, (48, 8, 8), dtype=np.uint8)
@@ -63,9 +62,8 @@ def test_the_command_line_gives_the_same_weights_to_the_bit(crmatch: Callable[..
     split = make_split(data, 4, 1, "balanced", "remaining")
     y = np.full(len(data.train), -1)
     y[split.labeled] = data.train.labels[split.labeled]
-    estimator = CRMatchClassifier(mirror=False, options=same, device="cpu", random_state=3).fit(
-        data.train.images[:, 0].numpy(), y
-    )
+    estimator = CRMatchClassifier(mirror=False, options=same, device="cpu", random_state=3)
+    estimator.fit(data.train.images[:, 0].numpy(), y)
     run = Path(json.loads(outcome.out)["run"])
     assert weights(estimator) == (run / "model.safetensors").read_bytes()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -73,7 +71,7 @@ def test_the_command_line_gives_the_same_weights_to_the_bit(crmatch: Callable[..
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_by_its_name(stripes: tuple[np.ndarray, np.ndarray], method: str) -> None:
+def test_every_method_trains_by_its_name(stripes: Data, method: str) -> None:
     X, y = stripes
     estimator = short(method, steps=2).fit(X, y)
     assert estimator.n_iter_ == 2
@@ -83,7 +81,7 @@ def test_every_method_trains_by_its_name(stripes: tuple[np.ndarray, np.ndarray],
 
 
 @pytest.mark.parametrize("unlabeled", [-1, None, np.nan, ""], ids=["minus one", "none", "nan", "empty text"])
-def test_every_mark_of_unlabeled_means_the_same(stripes: tuple[np.ndarray, np.ndarray], unlabeled: Any) -> None:
+def test_every_mark_of_unlabeled_means_the_same(stripes: Data, unlabeled: Any) -> None:
     X, y = stripes
     names = np.array(["above", "below"], object)[y]
     names[y == -1] = unlabeled
@@ -95,17 +93,18 @@ def test_every_mark_of_unlabeled_means_the_same(stripes: tuple[np.ndarray, np.nd
     assert estimator.score(X, names) == np.mean(estimator.predict(X[::3]) == names[::3])
 
 
-def test_nan_in_numbers_is_unlabeled_and_text_minus_one_is_refused(stripes: tuple[np.ndarray, np.ndarray]) -> None:
+def test_nan_in_numbers_is_unlabeled_and_text_minus_one_is_refused(stripes: Data) -> None:
     X, y = stripes
-    floats = np.where(y == -1, np.nan, y.astype(float))
-    assert weights(short().fit(X, floats)) == weights(short().fit(X, y))
+    estimator = short().fit(X, np.where(y == -1, np.nan, y.astype(float)))
+    assert weights(estimator) == weights(short().fit(X, y))
     with pytest.raises(ValueError, match='text with "-1"'):
         short().fit(X, y.astype(str))
     with pytest.raises(ValueError, match="nothing to score"):
-        short().fit(X, y).score(X, np.full(48, -1))
+        estimator.score(X, np.full(48, -1))
 
 
-def test_paths_shapes_and_scaled_numbers_are_the_same_pictures(stripes: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+@pytest.mark.process
+def test_paths_shapes_and_scaled_numbers_are_the_same_pictures(stripes: Data, tmp_path: Path) -> None:
     X, y = stripes
     X = X.copy()
     X[0, 0, :2] = 0, 255  # the whole range, so that scaling changes nothing
@@ -124,7 +123,7 @@ def test_paths_shapes_and_scaled_numbers_are_the_same_pictures(stripes: tuple[np
         short().fit(paths, y)
 
 
-def test_features_are_scaled_by_what_fit_saw_and_clipped(stripes: tuple[np.ndarray, np.ndarray]) -> None:
+def test_features_are_scaled_by_what_fit_saw_and_clipped(stripes: Data) -> None:
     random = np.random.default_rng(0)
     X, y = random.normal(size=(30, 70)) * 9, np.arange(30) % 3
     estimator = short(steps=2).fit(X, y)
@@ -149,15 +148,13 @@ def test_features_are_scaled_by_what_fit_saw_and_clipped(stripes: tuple[np.ndarr
         ({"image_size": 4}, (48, 8, 8), "image_size"),
     ],
 )
-def test_wrong_requests_say_what_would_work(
-    stripes: tuple[np.ndarray, np.ndarray], parameters: dict[str, Any], shape: tuple[int, ...], message: str
-) -> None:
+def test_wrong_requests_are_refused(stripes: Data, parameters: dict[str, Any], shape: tuple[int, ...], message: str) -> None:
     X, y = stripes
     with pytest.raises(ValueError, match=message):
         short(**parameters).fit(X.reshape(shape), y)
 
 
-def test_it_can_be_pickled_cloned_and_stays_the_same(stripes: tuple[np.ndarray, np.ndarray]) -> None:
+def test_it_can_be_pickled_cloned_and_stays_the_same(stripes: Data) -> None:
     X, y = stripes
     estimator = short(random_state=7).fit(X, y)
     content = pickle.dumps(estimator)
@@ -165,12 +162,11 @@ def test_it_can_be_pickled_cloned_and_stays_the_same(stripes: tuple[np.ndarray, 
     assert (again.predict_proba(X) == estimator.predict_proba(X)).all()
     assert b"torch" not in content.replace(b"crmatch", b"").replace(b"safetensors", b"")
     assert weights(clone(estimator).fit(X, y)) == weights(estimator)
-    assert weights(short(random_state=np.random.RandomState(3)).fit(X, y)) == weights(
-        short(random_state=np.random.RandomState(3)).fit(X, y)
-    )
+    first, second = (short(random_state=np.random.RandomState(3)).fit(X, y) for _ in range(2))
+    assert weights(first) == weights(second)
 
 
-def test_pipelines_searches_and_cross_validation_work(stripes: tuple[np.ndarray, np.ndarray]) -> None:
+def test_pipelines_searches_and_cross_validation_work(stripes: Data) -> None:
     X, y = stripes
     rows = X.reshape(48, 64)
     pipeline = make_pipeline(MinMaxScaler(), short(image_shape=(8, 8), steps=4))
@@ -180,12 +176,11 @@ def test_pipelines_searches_and_cross_validation_work(stripes: tuple[np.ndarray,
     assert torch.isfinite(torch.tensor(search.best_estimator_.predict_proba(X))).all()
 
 
+@pytest.mark.process
 def test_the_readmes_example_runs_as_printed_and_errs_at_most_seven_percent(tmp_path: Path) -> None:
-    blocks = [
-        block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "CRMatchClassifier" in block
-    ]
-    assert len(blocks) == 1
-    assert len(blocks[0].strip().splitlines()) <= 10
-    outcome = subprocess.run([sys.executable, "-c", blocks[0]], capture_output=True, text=True, cwd=tmp_path, check=False)
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (example,) = (block for block in blocks if "CRMatchClassifier" in block)
+    assert len(example.strip().splitlines()) <= 10
+    outcome = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert outcome.returncode == 0, outcome.stderr
     assert float(re.findall(r"([\d.]+) %", outcome.stdout)[-1]) <= 7

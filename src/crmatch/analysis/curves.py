@@ -91,9 +91,6 @@ def threshold_curve(records: Sequence[RunRecord]) -> dict[float, Summary]:
 
 
 def class_spread(per_class_error: Sequence[float | None]) -> float | None:
-    """Standard deviation of the per-class error over all classes, sqrt(mean((e_k - mean e)^2)), in percentage points.
-
-    None without a test set.
-    """
+    """Population standard deviation of the per-class errors, in percentage points; None without a test set."""
     known = [error for error in per_class_error if error is not None]
     return statistics.pstdev(known) if known else None

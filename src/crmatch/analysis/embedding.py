@@ -22,18 +22,11 @@ FEWEST = 10
 
 
 class Embedding(NamedTuple):
-    """Images of several models in the plane.
+    """The features of N images in the plane, for several models."""
 
-    Attributes:
-        points: one array (N, 2) per model.
-        titles: one title per model.
-        labels: (N,), positions in `class_names`, -1 for unknown classes.
-        class_names: the classes shown.
-    """
-
-    points: list[NDArray[np.float64]]
-    titles: list[str]
-    labels: NDArray[np.int64]
+    points: list[NDArray[np.float64]]  # one array (N, 2) per model
+    titles: list[str]  # one per model
+    labels: NDArray[np.int64]  # (N,), positions in `class_names`, -1 for unknown classes
     class_names: list[str]
 
 

@@ -23,21 +23,13 @@ from crmatch.runs.workspace import Workspace
 
 
 class FinishedRun(NamedTuple):
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        path: its directory.
-        record: its record.
-        model: the evaluated model.
-        data: the images it was trained and tested on.
-        split: which training images are labeled and which are unlabeled.
-    """
-
-    path: Path
+    path: Path  # its directory
     record: RunRecord
-    model: Model
+    model: Model  # the evaluated one
     data: DataSet
-    split: Split
+    split: Split  # which training images are labeled and which are unlabeled
 
     @property
     def test(self) -> ImageSet:

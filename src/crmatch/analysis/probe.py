@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from crmatch.analysis.curves import Summary, summarize
-from crmatch.analysis.finished_run import FinishedRun, draws, open_run
+from crmatch.analysis.finished_run import draws, open_run
 from crmatch.augment.kernels.geometry import slide
 from crmatch.augment.operations import apply_operation
 from crmatch.augment.weak import ColorJitter
@@ -25,21 +24,13 @@ from crmatch.errors import RequestError
 from crmatch.runs.workspace import Workspace
 
 REPEATS = 10
-TRAINING_IMAGES = 1000
-SMALL_SET = 2000
-"""Of a smaller test set, a fifth of the images trains the SVM."""
 STRONG_AGAINST_WEAK = "strong against weak"
 EPOCHS, BATCH, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 50, 64, 0.001, 0.9, 1e-4
 View = Callable[[Tensor, torch.Generator], Tensor]
+Task = tuple[View, View]
+"""A binary question: do features belong to a plain view of an image or to a changed one?"""
 Featurize = Callable[[Tensor], Tensor]
 Floats = NDArray[np.float64]
-
-
-class Task(NamedTuple):
-    """A binary question about features: do they belong to a `plain` or to a `changed` view of the image?"""
-
-    plain: View
-    changed: View
 
 
 def _unchanged(images: Tensor, randomness: torch.Generator) -> Tensor:
@@ -47,7 +38,7 @@ def _unchanged(images: Tensor, randomness: torch.Generator) -> Tensor:
 
 
 def _translated(images: Tensor, randomness: torch.Generator) -> Tensor:
-    """``RandomAffine(0, translate=(.3, .3))``: moved by round(uniform(-.3 side, .3 side)) whole pixels along each axis."""
+    """Moved by round(uniform(-.3 side, .3 side)) whole pixels along each axis."""
     height, width = images.shape[2:]
     reach = torch.tensor([0.3 * width, 0.3 * height], dtype=torch.float64)
     moves = (_uniform(2 * len(images), -1, 1, randomness).view(-1, 2) * reach).round().long().numpy()
@@ -55,20 +46,14 @@ def _translated(images: Tensor, randomness: torch.Generator) -> Tensor:
     return slide(images.contiguous(), rows, np.broadcast_to(-moves[:, :1], rows.shape).copy())
 
 
-def _scaled(images: Tensor, randomness: torch.Generator) -> Tensor:
-    """``RandomAffine(0, scale=(.5, .9))``: shrunk around the center."""
-    return apply_operation("scale", images, _uniform(len(images), 0.5, 0.9, randomness))
-
-
-def _rotated(images: Tensor, randomness: torch.Generator) -> Tensor:
-    """``RandomRotation(30)``: rotated by uniform(-30, 30) degrees around the center."""
-    return apply_operation("rotate", images, _uniform(len(images), -30, 30, randomness))
-
-
 def _jittered(images: Tensor, randomness: torch.Generator) -> Tensor:
-    """``ColorJitter(.4, .4, .4, .1)``: brightness, contrast, saturation and hue in random order."""
+    """Brightness, contrast, saturation and hue in random order."""
     jitter = ColorJitter()
     return jitter.apply(images, jitter.draw(len(images), randomness))
+
+
+def _operation(name: str, low: float, high: float) -> View:
+    return lambda images, random: apply_operation(name, images, _uniform(len(images), low, high, random))
 
 
 def _uniform(count: int, low: float, high: float, randomness: torch.Generator) -> Tensor:
@@ -76,10 +61,10 @@ def _uniform(count: int, low: float, high: float, randomness: torch.Generator) -
 
 
 TRANSFORMATIONS: dict[str, View] = {
-    "translation": _translated,
-    "scaling": _scaled,
-    "rotation": _rotated,
-    "color jitter": _jittered,
+    "translation": _translated,  # RandomAffine(0, translate=(.3, .3))
+    "scaling": _operation("scale", 0.5, 0.9),  # RandomAffine(0, scale=(.5, .9))
+    "rotation": _operation("rotate", -30, 30),  # RandomRotation(30)
+    "color jitter": _jittered,  # ColorJitter(.4, .4, .4, .1)
 }
 
 
@@ -94,13 +79,9 @@ def probe(run: Path | str, workspace: Workspace, *, repeats: int = REPEATS) -> d
     images = finished.test.images
     if len(images) < 10:
         raise RequestError(f"{run} has {len(images)} test images.\nThe probe needs 10 or more.")
-    featurize = finished.model.features
-    return {name: probe_task(name, task, images, featurize, repeats) for name, task in _tasks(finished).items()}
-
-
-def _tasks(run: FinishedRun) -> dict[str, Task]:
-    tasks = {name: Task(_unchanged, change) for name, change in TRANSFORMATIONS.items()}
-    return tasks | {STRONG_AGAINST_WEAK: Task(run.weak, run.strong)}
+    tasks: dict[str, Task] = {name: (_unchanged, changed) for name, changed in TRANSFORMATIONS.items()}
+    tasks[STRONG_AGAINST_WEAK] = finished.weak, finished.strong
+    return {name: probe_task(name, task, images, finished.model.features, repeats) for name, task in tasks.items()}
 
 
 def probe_task(name: str, task: Task, images: Tensor, featurize: Featurize, repeats: int = REPEATS) -> Summary:
@@ -114,7 +95,7 @@ def probe_task(name: str, task: Task, images: Tensor, featurize: Featurize, repe
 
 def training_images(count: int) -> int:
     """How many of `count` test images train the probe: 1,000, or a fifth of a set of fewer than 2,000."""
-    return TRAINING_IMAGES if count >= SMALL_SET else count // 5
+    return 1000 if count >= 2000 else count // 5
 
 
 def _repeat(name: str, task: Task, images: Tensor, featurize: Featurize, repeat: int) -> float:
@@ -134,7 +115,8 @@ def _repeat(name: str, task: Task, images: Tensor, featurize: Featurize, repeat:
 
     def samples(part: Tensor, purpose: str, epoch: int) -> tuple[Floats, Floats]:
         """Features (2N, D) and classes -1 or 1 (2N,)."""
-        features = [standardized(view, part, f"{purpose}/{kind}", epoch) for kind, view in task._asdict().items()]
+        plain_and_changed = zip(task, ("plain", "changed"), strict=True)
+        features = [standardized(view, part, f"{purpose}/{kind}", epoch) for view, kind in plain_and_changed]
         return np.concatenate(features), np.repeat([-1.0, 1.0], len(part))
 
     weights, bias = train_svm(

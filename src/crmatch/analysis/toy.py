@@ -29,21 +29,13 @@ WIDTH = 32
 
 
 class Toy(NamedTuple):
-    """A trained toy network.
+    """Features of the N unlabeled points by a trained toy network."""
 
-    Attributes:
-        weak: (N, 2) features of weak views of the unlabeled points.
-        strong: (N, 2) features of strong views of the same points.
-        labels: (N,) their true classes, 0 or 1.
-        boundary: (3,) a, b and c of the decision boundary a x + b y + c = 0 in feature space.
-        error: test error in percent.
-    """
-
-    weak: NDArray[np.float64]
-    strong: NDArray[np.float64]
-    labels: NDArray[np.int64]
-    boundary: NDArray[np.float64]
-    error: float
+    weak: NDArray[np.float64]  # (N, 2), of weak views
+    strong: NDArray[np.float64]  # (N, 2), of strong views of the same points
+    labels: NDArray[np.int64]  # (N,), true classes 0 or 1
+    boundary: NDArray[np.float64]  # (3,), a, b and c of the decision boundary a x + b y + c = 0
+    error: float  # test error in percent
 
 
 class _Network(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crmatch.cli.options import DataDirOption, JsonOption, RunArgument, print_rows
+from crmatch.cli.options import DataDirOption, JsonOption, RunArgument, print_rows, print_saved, workspace_at
 
 if TYPE_CHECKING:
     from crmatch.analysis.curves import Summary
@@ -42,10 +42,9 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about finished runs: errors, curves, confusions, pictures, settings."""
     from crmatch.report.page import write_report
-    from crmatch.runs.workspace import Workspace
 
     command = shlex.join(["crmatch", *sys.argv[1:]])
-    written = write_report(runs or [Path("runs")], out, command, Workspace.at(data_dir=data_dir))
+    written = write_report(runs or [Path("runs")], out, command, workspace_at(data_dir))
     if json_:
         typer.echo(json.dumps({"report": str(out), "runs": [str(path) for path in written]}))
     else:
@@ -60,18 +59,16 @@ def probe(
 ) -> None:
     """Measure equivariance: the error of a linear SVM that tells transformed from original images (50 %: it cannot)."""
     from crmatch.analysis.probe import probe as measure
-    from crmatch.runs.workspace import Workspace
 
-    result = measure(run, Workspace.at(data_dir=data_dir), repeats=repeats)
+    result = measure(run, workspace_at(data_dir), repeats=repeats)
     _print_summaries(run, "transformation", "probe error %", result, 2, json_)
 
 
 def distances(run: RunArgument, data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
     """Measure how far augmentation moves features: cosine between original, weak and strong views of the test images."""
     from crmatch.analysis.similarities import similarities
-    from crmatch.runs.workspace import Workspace
 
-    result = similarities(run, Workspace.at(data_dir=data_dir))
+    result = similarities(run, workspace_at(data_dir))
     _print_summaries(run, "pair", "cosine similarity", result, 3, json_)
 
 
@@ -101,12 +98,10 @@ def draw_tsne(
     """Draw t-SNE of the features of unlabeled images, models side by side."""
     from crmatch.analysis.curves import find_runs
     from crmatch.analysis.embedding import embed
-    from crmatch.cli.display import print_saved
     from crmatch.report.figures import draw_embedding
-    from crmatch.runs.workspace import Workspace
 
     found = find_runs(runs)
-    embedding = embed(found, Workspace.at(data_dir=data_dir), classes.split(",") if classes else None, limit=limit)
+    embedding = embed(found, workspace_at(data_dir), classes.split(",") if classes else None, limit=limit)
     draw_embedding(embedding, out)
     print_saved(out, {"runs": [str(path) for path in found], "images": len(embedding.labels)}, json_)
 
@@ -115,7 +110,6 @@ def draw_tsne(
 def draw_training_curves(runs: RunsArgument, out: FigureOption = Path("curves.png"), json_: JsonOption = False) -> None:
     """Draw pseudo-label error, error of contributing images and their share over training."""
     from crmatch.analysis.curves import find_runs, pseudo_label_curves
-    from crmatch.cli.display import print_saved
     from crmatch.errors import RequestError
     from crmatch.report.figures import draw_curves
 
@@ -130,7 +124,6 @@ def draw_training_curves(runs: RunsArgument, out: FigureOption = Path("curves.pn
 def draw_threshold_curve(runs: RunsArgument, out: FigureOption = Path("threshold.png"), json_: JsonOption = False) -> None:
     """Draw test error over the confidence threshold, from runs that differ in threshold, split and seed only."""
     from crmatch.analysis.curves import find_runs, read_record, threshold_curve
-    from crmatch.cli.display import print_saved
     from crmatch.methods import METHODS
     from crmatch.report.figures import draw_threshold
 
@@ -150,7 +143,6 @@ def draw_toy(
     """Draw the left half of Figure 1: features of a two-class toy, without a feature distance, pulled and pushed apart."""
     from crmatch.analysis.curves import summarize
     from crmatch.analysis.toy import MODES, train_toy
-    from crmatch.cli.display import print_saved
     from crmatch.report.figures import draw_teaser
 
     toys = {mode: [train_toy(mode, seed) for seed in range(seeds)] for mode in MODES}

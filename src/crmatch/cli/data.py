@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from crmatch.cli.options import DataDirOption, JsonOption, LabelsOption, SettingArgument, print_rows
+from crmatch.cli.options import DataDirOption, JsonOption, LabelsOption, SettingArgument, print_rows, workspace_at
 from crmatch.errors import DataError, RequestError
 
 data = typer.Typer(help="Data sets: list, fetch, check, split.", no_args_is_help=True)
@@ -18,7 +18,6 @@ data = typer.Typer(help="Data sets: list, fetch, check, split.", no_args_is_help
 def list_data(data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
     """List the data sets that are here or can be fetched, with size and origin."""
     from crmatch.data.official.fetch import inventory
-    from crmatch.runs.workspace import Workspace
 
     rows = [
         {
@@ -28,7 +27,7 @@ def list_data(data_dir: DataDirOption = None, json_: JsonOption = False) -> None
             "images": ", ".join(f"{name} {count:,}" for name, count in (row.counts or {}).items()),
             "origin": row.origin,
         }
-        for row in inventory(Workspace.at(data_dir=data_dir).data_dir)
+        for row in inventory(workspace_at(data_dir).data_dir)
     ]
     print_rows(rows, json_)
 
@@ -46,10 +45,9 @@ def fetch_data(
     from crmatch.cli.display import Bar
     from crmatch.data.official.fetch import fetch
     from crmatch.data.settings import ALIASES
-    from crmatch.runs.workspace import Workspace
 
     with Bar("bytes", quiet=json_) as progress:
-        path = fetch(ALIASES.get(name, name), Workspace.at(data_dir=data_dir).data_dir, source=source, progress=progress)
+        path = fetch(ALIASES.get(name, name), workspace_at(data_dir).data_dir, source=source, progress=progress)
     typer.echo(json.dumps({"packed": str(path)}) if json_ else f"{name} is ready: {path}")
 
 
@@ -64,9 +62,8 @@ def check_data(
     """Verify hashes and counts of a data set, or report what is in a folder of pictures and how it will be used."""
     from crmatch.cli.display import Bar
     from crmatch.data.settings import ALIASES
-    from crmatch.runs.workspace import Workspace
 
-    workspace = Workspace.at(data_dir=data_dir)
+    workspace = workspace_at(data_dir)
     if Path(name).is_dir():
         from crmatch.data.folder.preflight import check_folder
 
@@ -97,17 +94,14 @@ def split_data(
 ) -> None:
     """Write the five fixed splits of a setting as JSON index lists, unless they exist, and show them."""
     from crmatch.data.settings import SPLITS
-    from crmatch.runs.workspace import Workspace
     from crmatch.spec.recipes import recipe
     from crmatch.spec.run_spec import replace
 
-    workspace = Workspace.at(data_dir=data_dir)
+    workspace = workspace_at(data_dir)
     parsed = workspace.setting(setting)
     if parsed.folder:
         raise RequestError(f"{setting} is a folder, whose labels are its own.\nName a data set, for example digits@4.")
-    spec = recipe(parsed)
-    if rule is not None:
-        spec = replace(spec, **{"data.split_rule": rule})
+    spec = replace(recipe(parsed), **({"data.split_rule": rule} if rule else {}))
     from crmatch.data.load import load_data
     from crmatch.data.splits import describe_split, keep_split, make_split
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.markup import escape
 from rich.table import Table
 
 from crmatch.methods import METHODS
@@ -35,54 +27,53 @@ TIMED_STEPS = 5
 """The duration of a run is estimated from this many steps after the first one, which is slower."""
 
 
-class Bar:
-    """A progress bar on an interactive terminal; elsewhere, or if `quiet`, nothing is shown.
-
-    Args:
-        unit: what is counted; `bytes` are shown with prefixes and a speed.
-        quiet: whether to show nothing.
-    """
+class Bar(AbstractContextManager["Bar"]):
+    """A progress bar on an interactive terminal, in units such as `bytes` or `steps`; nothing elsewhere or if `quiet`."""
 
     def __init__(self, unit: str, quiet: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False, markup=False)
         self.visible = self.console.is_interactive and not quiet
-        counts = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(), *counts, *times, console=self.console
-        )
-
-    def __enter__(self) -> Self:
-        return self
+        self._unit = unit
+        self._progress: bars.Progress | None = None
 
     def __exit__(self, *exception: object) -> None:
-        if self._progress.tasks:
-            self._progress.stop()
+        self.stop()
 
-    def start(self, total: int | None, done: int, label: str) -> None:
-        """Begin a line with this label, below the lines of earlier tasks."""
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` pictures are read; the first call starts the bar."""
+        if self._progress is None:
+            self.start(total, 0, "reading")
+        self.update(completed=done)
+
+    def start(self, total: int | None, already: int, label: str) -> None:
+        """Start a bar, of which `already` is done; an earlier one ends."""
+        self.stop()
         if self.visible:
-            self._progress.add_task(label, total=total, completed=done)
+            counts: list[str | bars.ProgressColumn] = [bars.MofNCompleteColumn(), self._unit]
+            if self._unit == "bytes":
+                counts = [bars.DownloadColumn(), bars.TransferSpeedColumn()]
+            times = (bars.TimeElapsedColumn(), "left", bars.TimeRemainingColumn())
+            self._progress = bars.Progress("{task.description}", bars.BarColumn(), *counts, *times, console=self.console)
+            self._progress.add_task(escape(label), total=total, completed=already)
             self._progress.start()
 
     def advance(self, count: int) -> None:
         """`count` more are done."""
-        if self._progress.tasks:
-            self._progress.advance(self._progress.task_ids[-1], count)
+        self.update(advance=count)
 
     def update(self, **values: Any) -> None:
-        """Change the line: `completed`, `description`."""
-        if self._progress.tasks:
-            self._progress.update(self._progress.task_ids[-1], **values)
+        """Change values of rich's task: `completed`, `advance`, `description`."""
+        if self._progress:
+            self._progress.update(self._progress.task_ids[0], **values)
 
-    def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` pictures are read; the first call begins the line."""
-        if not self._progress.tasks:
-            self.start(total, 0, "reading")
-        self.update(completed=done)
+    def stop(self) -> None:
+        """End the bar; it stays on the screen."""
+        if self._progress:
+            self._progress.stop()
+            self._progress = None
 
 
-class Display:
+class Display(AbstractContextManager["Display"]):
     """Shows one run while it trains: a bar on a terminal, a line per evaluation elsewhere, nothing if `quiet`."""
 
     def __init__(self, spec: RunSpec, quiet: bool = False) -> None:
@@ -91,19 +82,15 @@ class Display:
         self._first = self._total = 0
         self._began = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        self._bar.__exit__(*exception)
+        self._bar.stop()
 
     def start(self, done: int, total: int) -> None:
         """Say what is trained, and begin the bar."""
         self._first, self._total = done, total
         spec = self._spec
-        after = f", resuming after step {done:,}" if done else ""
-        run = f"recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"
-        self._say(f"{METHODS[spec.method.name].title} on {spec.setting}, {run}: {total:,} steps{after}")
+        run = f"{METHODS[spec.method.name].title} on {spec.setting}, recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"
+        self._say(f"{run}: {total:,} steps" + (f", resuming after step {done:,}" if done else ""))
         self._bar.start(total, done, spec.method.name)
 
     def advance(self, done: int) -> None:
@@ -169,20 +156,12 @@ def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int
 
 def print_wide(content: Any) -> None:
     """Print with rich; 200 columns wide if the output is not a terminal, so that tables are not cut."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
-    console.print(content)
+    Console(highlight=False, width=None if Console().is_terminal else 200).print(content)
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows with the same keys as a table."""
     table = Table(*(rows[0] if rows else ()), box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(str(value).replace("[", "\\[") for value in row.values()))
+        table.add_row(*(escape(str(value)) for value in row.values()))
     print_wide(table)
-
-
-def print_saved(picture: Path, values: Mapping[str, Any], as_json: bool) -> None:
-    """Where a picture was saved; as JSON together with the values it shows."""
-    typer.echo(json.dumps({"picture": str(picture), **values}) if as_json else f"Saved in {picture}")

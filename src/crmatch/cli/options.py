@@ -11,6 +11,7 @@ import typer
 from crmatch.errors import RequestError
 
 if TYPE_CHECKING:
+    from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import RunSpec
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
@@ -85,3 +86,15 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
         typer.echo(json.dumps({"rows": rows}))
     else:
         print_table(rows)
+
+
+def print_saved(picture: Path, values: dict[str, Any], as_json: bool) -> None:
+    """Where a picture was saved; as JSON together with the values it shows."""
+    typer.echo(json.dumps({"picture": str(picture), **values}) if as_json else f"Saved in {picture}")
+
+
+def workspace_at(data_dir: Path | None) -> Workspace:
+    """The workspace of a command with `--data-dir`."""
+    from crmatch.runs.workspace import Workspace
+
+    return Workspace.at(data_dir=data_dir)

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from crmatch.cli.options import (
-    ConfigOption,
-    DataDirOption,
-    ImageSizeOption,
-    JsonOption,
-    MethodOption,
-    PolicyOption,
-    RecipeOption,
-    SetOption,
-    SettingArgument,
-    StepsOption,
-    make_spec,
-    print_rows,
-    read_changes,
-)
+from crmatch.cli import options
 from crmatch.errors import RequestError
 
 PictureOption = Annotated[Path, typer.Option("--out", help="Where to write the picture.")]
@@ -30,7 +16,7 @@ show = typer.Typer(help="Show methods, settings, configurations, augmentations, 
 
 
 @show.command("methods")
-def show_methods(json_: JsonOption = False) -> None:
+def show_methods(json_: options.JsonOption = False) -> None:
     """List all methods with a summary, the paper, and which images update the running statistics of batch normalization."""
     from crmatch.methods import METHODS, method_class
 
@@ -38,32 +24,28 @@ def show_methods(json_: JsonOption = False) -> None:
         {"name": name, "summary": one.summary, "paper": one.paper, "batch norm": method_class(name).running_statistics}
         for name, one in METHODS.items()
     ]
-    print_rows(rows, json_)
+    options.print_rows(rows, json_)
 
 
 @show.command("settings")
-def show_settings(data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
+def show_settings(data_dir: options.DataDirOption = None, json_: options.JsonOption = False) -> None:
     """List all data sets with their defaults."""
     from crmatch.data.settings import known_sets
-    from crmatch.runs.workspace import Workspace
     from crmatch.spec.recipes import default_recipe
 
-    workspace = Workspace.at(data_dir=data_dir)
-    rows: list[dict[str, Any]] = []
-    for name in known_sets(workspace.data_dir):
-        setting = workspace.setting(f"{name}@1")
-        defaults = setting.defaults
-        rows.append(
-            {
-                "data set": name,
-                "labels per class": ", ".join(str(labels) for labels in defaults.labels_per_class) or "any",
-                "image size": setting.image_size,
-                "mirror": "yes" if defaults.mirror else "no",
-                "network": defaults.network,
-                "default recipe": default_recipe(setting),
-            }
-        )
-    print_rows(rows, json_)
+    workspace = options.workspace_at(data_dir)
+    rows = [
+        {
+            "data set": setting.data,
+            "labels per class": ", ".join(map(str, setting.defaults.labels_per_class)) or "any",
+            "image size": setting.image_size,
+            "mirror": "yes" if setting.defaults.mirror else "no",
+            "network": setting.defaults.network,
+            "default recipe": default_recipe(setting),
+        }
+        for setting in (workspace.setting(f"{name}@1") for name in known_sets(workspace.data_dir))
+    ]
+    options.print_rows(rows, json_)
 
 
 @show.command("augmentations")
@@ -73,14 +55,12 @@ def show_augmentations(
     out: PictureOption = Path("gallery.png"),
     table: Annotated[bool, typer.Option("--table", help="Print the table of transformations instead.")] = False,
     variant: Annotated[str, typer.Option("--variant", help="Which RandAugment.")] = "paper",
-    data_dir: DataDirOption = None,
-    json_: JsonOption = False,
+    data_dir: options.DataDirOption = None,
+    json_: options.JsonOption = False,
 ) -> None:
     """Draw every operation over its range, 60 strong and 60 weak views, and weak above strong views."""
     from crmatch.augment.variants import VARIANTS
-    from crmatch.cli.display import print_saved
     from crmatch.errors import unknown_name_error
-    from crmatch.runs.workspace import Workspace
 
     if variant not in VARIANTS:
         raise unknown_name_error("variant", variant, VARIANTS)
@@ -88,34 +68,30 @@ def show_augmentations(
     from crmatch.report import gallery
 
     if table:
-        print_rows(gallery.transformation_table(variant), json_)
+        options.print_rows(gallery.transformation_table(variant), json_)
         return
-    workspace = Workspace.at(data_dir=data_dir)
+    workspace = options.workspace_at(data_dir)
     chosen = workspace.setting(setting)
     if chosen.folder:
         raise RequestError(f"--setting takes a data set, not the folder {setting}.\nShow one of its pictures: --image FILE")
     if image is None:
         train = load_data(chosen.data, workspace.data_dir, chosen.image_size).train
         first = [int((train.labels == label).nonzero()[0, 0]) for label in range(min(train.classes, gallery.COLUMNS))]
-        subject = gallery.Subject(train.images[first], chosen.defaults.mirror, chosen.data)
+        gallery.draw_gallery(train.images[first], chosen.data, out, variant, mirror=chosen.defaults.mirror)
     else:
-        subject = gallery.Subject(gallery.read_picture(image), True, image.name)
-    gallery.draw_gallery(subject, out, variant)
-    print_saved(out, {}, json_)
+        gallery.draw_gallery(gallery.read_picture(image), image.name, out, variant, mirror=True)
+    options.print_saved(out, {}, json_)
 
 
 @show.command("data")
 def show_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Data set, e.g. digits, or a setting.")],
     out: PictureOption = Path("data.png"),
-    data_dir: DataDirOption = None,
-    json_: JsonOption = False,
+    data_dir: options.DataDirOption = None,
+    json_: options.JsonOption = False,
 ) -> None:
     """Draw a contact sheet: a few pictures of every class under its name."""
-    from crmatch.cli.display import print_saved
-    from crmatch.runs.workspace import Workspace
-
-    workspace = Workspace.at(data_dir=data_dir)
+    workspace = options.workspace_at(data_dir)
     setting = workspace.setting(name if "@" in name or Path(name).is_dir() else f"{name}@1")
     from crmatch.data.folder.load import load_folder
     from crmatch.data.load import load_data
@@ -126,37 +102,37 @@ def show_data(
     else:
         train = load_data(setting.data, workspace.data_dir).train
     draw_contact_sheet(train, f"{setting.data}: {len(train):,} training images, {train.classes} classes", out)
-    print_saved(out, {}, json_)
+    options.print_saved(out, {}, json_)
 
 
 @show.command("config")
 def show_config(
-    setting: SettingArgument,
-    method: MethodOption = "crmatch",
-    recipe: RecipeOption = None,
+    setting: options.SettingArgument,
+    method: options.MethodOption = "crmatch",
+    recipe: options.RecipeOption = None,
     diff: Annotated[str | None, typer.Option("--diff", help="Show only what differs from this recipe.")] = None,
-    steps: StepsOption = None,
-    policy: PolicyOption = None,
-    image_size: ImageSizeOption = None,
-    data_dir: DataDirOption = None,
-    set_: SetOption = None,
-    config: ConfigOption = None,
-    json_: JsonOption = False,
+    steps: options.StepsOption = None,
+    policy: options.PolicyOption = None,
+    image_size: options.ImageSizeOption = None,
+    data_dir: options.DataDirOption = None,
+    set_: options.SetOption = None,
+    config: options.ConfigOption = None,
+    json_: options.JsonOption = False,
 ) -> None:
     """Show every key of a run's spec, or the differences between two recipes."""
     from crmatch.cli.display import print_table
     from crmatch.spec.run_spec import differences, flatten
 
-    options = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size}
-    changes = read_changes(config, set_, options)
-    spec = make_spec(setting, method, recipe, data_dir, changes)
-    if diff is None:
-        if json_:
-            typer.echo(json.dumps(spec.to_json()))
-        else:
-            print_table([{"key": key, "value": json.dumps(value)} for key, value in flatten(spec.to_json())])
+    named = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size}
+    changes = options.read_changes(config, set_, named)
+    spec = options.make_spec(setting, method, recipe, data_dir, changes)
+    if diff is None and json_:
+        typer.echo(json.dumps(spec.to_json()))
         return
-    other = make_spec(setting, method, diff, data_dir, changes)
+    if diff is None:
+        print_table([{"key": key, "value": json.dumps(value)} for key, value in flatten(spec.to_json())])
+        return
+    other = options.make_spec(setting, method, diff, data_dir, changes)
     rows = [
         {"key": key, spec.recipe: json.dumps(one), other.recipe: json.dumps(two)}
         for key, (one, two) in differences(spec, other).items()
@@ -165,4 +141,4 @@ def show_config(
     if not rows and not json_:
         typer.echo(f"{spec.recipe} and {other.recipe} are the same for {method} on {setting}.")
     else:
-        print_rows(rows, json_)
+        options.print_rows(rows, json_)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any
 
 from crmatch.errors import DataError, RequestError
 from crmatch.runs.directory import RunDirectory
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from crmatch.runs.experiment import Progress
 
 TAGS = {
-    "mask_rate": "train/mask_rate",
-    "learning_rate": "train/learning_rate",
     "pseudo_label_error": "pl/error_all",
     "contributing_error": "pl/error_used",
     "error/ema": "eval/error_ema",
@@ -25,18 +23,14 @@ TAGS = {
     "images_per_second": "sys/images_per_second",
     "seconds": "sys/seconds",
 }
-"""Curve -> tag; `loss/NAME` becomes `train/loss_NAME`, `monitor/NAME` becomes `train/NAME`."""
+"""Curve -> tag; `loss/NAME` becomes `train/loss_NAME`, and any other curve becomes `train/NAME`."""
 
 
-class EventFile:
+class EventFile(AbstractContextManager["EventFile"]):
     """Writes the curves of one run while it trains, and passes everything on to another progress display.
 
     A resumed run replaces its event files by one with all curves of `metrics.jsonl` up to the step it resumes from, so
     that no point is missing or there twice. A run that was finished before gets its events at the end.
-
-    Args:
-        directory: the run's directory.
-        beside: the display.
     """
 
     def __init__(self, directory: RunDirectory, beside: Progress) -> None:
@@ -48,9 +42,6 @@ class EventFile:
         self._directory, self._beside = directory, beside
         self._writer: SummaryWriter | None = None
         self._began = 0.0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if self._writer is None and kind is None:

@@ -100,9 +100,8 @@ def evaluate(run: options.RunArgument, data_dir: options.DataDirOption = None, j
     from crmatch.analysis.finished_run import open_run
     from crmatch.cli.display import print_evaluation
     from crmatch.evaluation import measure
-    from crmatch.runs.workspace import Workspace
 
-    finished = open_run(run, Workspace.at(data_dir=data_dir))
+    finished = open_run(run, options.workspace_at(data_dir))
     test = finished.test
     quality = measure(finished.model.predict_probabilities(test.images), test.labels)
     if json_:

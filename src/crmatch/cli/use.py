@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from crmatch.cli.options import DataDirOption, JsonOption, RunArgument, print_rows
+from crmatch.cli.options import DataDirOption, JsonOption, RunArgument, print_rows, workspace_at
 from crmatch.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -45,11 +45,10 @@ def predict(
     with Bar("pictures") as progress:
         found = predict_files(model, paths, batch_size, progress)
     for row, reason in list(found.unreadable.items())[:MOST_NAMED]:
-        typer.echo(f"cannot be read: {paths[row]}: {reason}", err=True)
-    if len(found.unreadable) > MOST_NAMED:
-        typer.echo(f"and {len(found.unreadable) - MOST_NAMED:,} more that cannot be read", err=True)
-    as_text = found.to_json if out is not None and out.suffix == ".json" else found.to_csv
-    text = as_text(abstain, probabilities)
+        typer.echo(f"unreadable: {paths[row]}: {reason}", err=True)
+    if (more := len(found.unreadable) - MOST_NAMED) > 0:
+        typer.echo(f"and {more:,} more unreadable files", err=True)
+    text = found.text("json" if out and out.suffix == ".json" else "csv", abstain, probabilities)
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -67,18 +66,17 @@ def export(
     """Export the model: uint8 (N, C, H, W) in, probabilities out; the file is checked against the model."""
     from crmatch.predict.export import export_model
     from crmatch.predict.model import load
-    from crmatch.runs.workspace import Workspace
 
     model = load(run)
-    images, kind = _images_to_check(run, model, Workspace.at(data_dir=data_dir))
+    images, kind = _images_to_check(run, model, workspace_at(data_dir))
     target = out or run / ("model.pt2" if form == "torch" else "model.onnx")
     difference = export_model(model, form, target, images)
     if json_:
         values = {"file": str(target), "largest_difference": difference, "checked_images": len(images), "kind": kind}
         typer.echo(json.dumps(values))
     else:
-        size, channels = model.image_size, model.channels
-        typer.echo(f"{target}: uint8 (N, {channels}, {size}, {size}) -> probabilities (N, {len(model.class_names)})")
+        shape = ", ".join(map(str, images.shape[1:]))
+        typer.echo(f"{target}: uint8 (N, {shape}) -> probabilities (N, {len(model.class_names)})")
         typer.echo(f"largest difference from the model on {len(images):,} images ({kind}): {difference:.2g}")
 
 
@@ -91,11 +89,9 @@ def review(
     """Write a page of the unlabeled pictures with the model's predictions, to confirm or correct them as labels."""
     from crmatch.predict.label_suggestions import read_run
     from crmatch.report.review import write_review
-    from crmatch.runs.workspace import Workspace
 
-    reviewed = read_run(run, Workspace.at(data_dir=data_dir))
-    count = write_review(reviewed, out, most)
-    typer.echo(f"{count:,} pictures to review: {out}")
+    reviewed = read_run(run, workspace_at(data_dir))
+    typer.echo(f"{write_review(reviewed, out, most):,} pictures to review: {out}")
     spec = reviewed.run.record.spec
     where = spec.data.folder or spec.setting
     typer.echo(f"Open it in a browser, download labels.csv, then: crmatch train {shlex.quote(where)} --labels labels.csv")
@@ -110,9 +106,8 @@ def suggest(
     """Suggest which unlabeled pictures to label next, with the reasons."""
     from crmatch.predict.label_suggestions import read_run
     from crmatch.predict.label_suggestions import suggest as choose
-    from crmatch.runs.workspace import Workspace
 
-    found = choose(read_run(run, Workspace.at(data_dir=data_dir)), count)
+    found = choose(read_run(run, workspace_at(data_dir)), count)
     print_rows([{"picture": item.name, "why": item.reason} for item in found], json_)
 
 
@@ -120,16 +115,12 @@ def _images_to_check(run: Path, model: Model, workspace: Workspace) -> tuple[Ten
     """Images to compare an exported model on: the run's test or training images, or noise if its data is gone."""
     import torch
 
-    from crmatch.data.images import resize
+    from crmatch.analysis.curves import read_record
     from crmatch.randomness import generator
-    from crmatch.runs.directory import RunDirectory
 
     try:
-        if (spec := RunDirectory(run).read_spec()) is None:
-            raise DataError(f"{run} has no spec.json")
-        data, _ = workspace.load(spec)
-        part = data.test or data.train
-        return resize(part.images[:CHECKED_IMAGES], model.image_size).contiguous(), "of its data"
+        data, _ = workspace.load(read_record(run).spec)
+        return (data.test or data.train).images[:CHECKED_IMAGES].contiguous(), "of its data"
     except (DataError, RequestError):
         shape = (CHECKED_IMAGES, model.channels, model.image_size, model.image_size)
         return torch.randint(256, shape, dtype=torch.uint8, generator=generator(0, "export")), "noise: its data is not here"

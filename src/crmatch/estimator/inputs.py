@@ -25,23 +25,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class InputFormat:
-    """How X is converted to images: determined in `fit`, used again in `predict`.
+    """How X is converted to images: determined in `fit`, used again in `predict`."""
 
-    Attributes:
-        kind: `paths` of picture files, `pictures` as arrays, or `features`, numbers without geometry.
-        side: shorter side of the given images in pixels.
-        channels: 1 or 3.
-        image_shape: (H, W[, C]) of one row of a two-dimensional X that holds pictures.
-        low: smallest value in `fit`, of each feature or of all pixels; None if X is uint8 or paths.
-        high: largest value in `fit`.
-    """
-
-    kind: Literal["paths", "pictures", "features"]
-    side: int
-    channels: int
-    image_shape: tuple[int, ...] | None = None
-    low: Array | None = None
-    high: Array | None = None
+    kind: Literal["paths", "pictures", "features"]  # picture files, arrays, or numbers without geometry
+    side: int  # shorter side of the given images in pixels
+    channels: int  # 1 or 3
+    image_shape: tuple[int, ...] | None = None  # (H, W[, C]) of a row of a two-dimensional X that holds pictures
+    low: Array | None = None  # smallest value in `fit`, of each feature or of all pixels; None for uint8 and paths
+    high: Array | None = None  # largest value
 
     def images(self, X: Any, image_size: int) -> Tensor:
         """X as images uint8 (N, C, image_size, image_size)."""

@@ -18,12 +18,10 @@ from crmatch.errors import DataError, RequestError
 from crmatch.paper.grid import Grid, GridCell
 from crmatch.paper.tables import PaperTable
 from crmatch.runs.directory import run_directory
-from crmatch.runs.record import RunRecord, parse_record
+from crmatch.runs.record import HEADLINES, RunRecord, parse_record
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import train_command
 from crmatch.spec.run_spec import RunSpec, differences
-
-HEADLINES = {"last": "final model", "median_last_20": "median of the last 20 evaluations"}
 
 
 class Run(NamedTuple):

@@ -42,13 +42,13 @@ class _Deployed(nn.Module):
 
 
 def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float:
-    """Write `model` to `out`, read the file back and compare its predictions on `images` with the model's.
+    """Write `model` to `out` and compare the predictions of that file with the model's.
 
     Args:
         model: a loaded model.
         form: `torch` (torch.export, usually .pt2) or `onnx`.
         out: file to write.
-        images: uint8 (N, C, H, W) at the model's image size, at least two.
+        images: to compare on: uint8 (N, C, H, W) at the model's image size, at least two.
 
     Returns:
         The largest absolute difference of a probability.

@@ -22,22 +22,17 @@ STRONG_VIEWS = 4
 class Scores(NamedTuple):
     """What a model predicts for the N images without a label.
 
-    Attributes:
-        rows: int64 (N,), their rows in the training set.
-        probabilities: (N, K), predictions for the unaugmented images.
-        disagreement: (N,) in 0..1, total variation distance between the mean predictions on weak and on strong views.
-        surprise: (N,), confidence * max(0, c_other - c_own), where c_own and c_other are the cosines between the image's
-            features and those of the nearest labeled image of the predicted class and of any other class.
-        features: (N, D), of length 1.
-        labeled_features: (L, D) of the labeled images, of length 1.
+    The disagreement, in 0..1, is the total variation distance between the mean predictions on weak and on strong views.
+    The surprise is confidence * max(0, c_other - c_own), where c_own and c_other are the cosines between the image's
+    features and those of the nearest labeled image of the predicted class and of any other class.
     """
 
-    rows: Tensor
-    probabilities: Tensor
-    disagreement: Tensor
-    surprise: Tensor
-    features: Tensor
-    labeled_features: Tensor
+    rows: Tensor  # int64 (N,), rows in the training set
+    probabilities: Tensor  # (N, K), of the unaugmented images
+    disagreement: Tensor  # (N,)
+    surprise: Tensor  # (N,)
+    features: Tensor  # (N, D), of length 1
+    labeled_features: Tensor  # (L, D) of the labeled images, of length 1
 
     @property
     def uncertainty(self) -> Tensor:
@@ -47,16 +42,10 @@ class Scores(NamedTuple):
 
 
 class ReviewedRun(NamedTuple):
-    """A finished run with the scores of its unlabeled images.
-
-    Attributes:
-        run: the run.
-        names: how labels.csv names each training image: by the path of the picture, or by its row in a data set.
-        scores: of the unlabeled images.
-    """
+    """A finished run with the scores of its unlabeled images."""
 
     run: FinishedRun
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of all training images in labels.csv: path of the picture, or row in a data set
     scores: Scores
 
 

@@ -28,23 +28,14 @@ from crmatch.runs.directory import MODEL_CONFIG, MODEL_WEIGHTS
 
 @dataclass(frozen=True)
 class Model:
-    """A trained classifier.
+    """A trained classifier."""
 
-    Attributes:
-        network: backbone and classifier, in eval mode.
-        class_names: names of the classes, in the order of the probabilities.
-        image_size: side of the images the network was trained with.
-        channels: 1 for grayscale, 3 for color.
-        normalizer: maps uint8 pixels to the network's input.
-        config: the content of `config.json`.
-    """
-
-    network: Network
-    class_names: tuple[str, ...]
-    image_size: int
-    channels: int
-    normalizer: Normalizer
-    config: Mapping[str, Any]
+    network: Network  # backbone and classifier, in eval mode
+    class_names: tuple[str, ...]  # in the order of the probabilities
+    image_size: int  # side of the images the network was trained with
+    channels: int  # 1 for grayscale, 3 for color
+    normalizer: Normalizer  # maps uint8 pixels to the network's input
+    config: Mapping[str, Any]  # the content of `config.json`
 
     def predict_probabilities(self, images: Tensor) -> Tensor:
         """Class probabilities (N, K) of uint8 images (N, C, H, W), which are resized to the model's image size."""

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,19 +28,12 @@ SLAB = 1 << 16
 
 
 class Predictions(NamedTuple):
-    """Predictions for picture files.
-
-    Attributes:
-        paths: the files, in the order in which they were given.
-        class_names: of the model.
-        probabilities: float32 (N, K), zeros for unreadable files.
-        unreadable: the reason by row.
-    """
+    """Predictions for N picture files, in the order in which they were given."""
 
     paths: list[Path]
     class_names: tuple[str, ...]
-    probabilities: NDArray[np.float32]
-    unreadable: dict[int, str]
+    probabilities: NDArray[np.float32]  # (N, K), zeros for unreadable files
+    unreadable: dict[int, str]  # the reason by row
 
     def rows(self, abstain: float = 0.0, probabilities: bool = False) -> Iterator[dict[str, Any]]:
         """One dict per picture: path, class, confidence, problem, and on request all probabilities.
@@ -61,19 +54,16 @@ class Predictions(NamedTuple):
                 line |= {f"p({name})": value for name, value in zip(self.class_names, shown, strict=True)}
             yield line
 
-    def to_csv(self, abstain: float = 0.0, probabilities: bool = False) -> str:
-        """A header and one line per picture."""
+    def text(self, form: Literal["csv", "json"], abstain: float = 0.0, probabilities: bool = False) -> str:
+        """CSV with a header and one line per picture, or one JSON object with the classes and one object per picture."""
         rows = list(self.rows(abstain, probabilities))
+        if form == "json":
+            return json.dumps({"classes": list(self.class_names), "predictions": rows}, indent=1) + "\n"
         file = io.StringIO(newline="")
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         return file.getvalue()
-
-    def to_json(self, abstain: float = 0.0, probabilities: bool = False) -> str:
-        """One object with the classes and one object per picture."""
-        rows = list(self.rows(abstain, probabilities))
-        return json.dumps({"classes": list(self.class_names), "predictions": rows}, indent=1) + "\n"
 
 
 def list_pictures(places: Sequence[Path]) -> list[Path]:

@@ -24,31 +24,22 @@ class Series(NamedTuple):
     dashed: bool = False
 
 
-class Tick(NamedTuple):
-    """A tick of an axis: its position in percent from the left or the top, and its text."""
-
-    place: float
-    text: str
-
-
 class Line(NamedTuple):
-    """A series to draw: `points` is the attribute of an SVG polyline, `last` is its last value as text."""
+    """A series to draw: its points as the attribute of an SVG polyline, and its last value as text."""
 
-    label: str
+    series: Series
     points: str
-    color: int
-    dashed: bool
     last: str
 
 
 class Chart(NamedTuple):
-    """A chart with its axes and lines."""
+    """A chart with its lines, and its ticks as (position in percent from the left or the top, text)."""
 
     title: str
     note: str
     unit: str
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
     lines: list[Line]
 
 
@@ -59,29 +50,21 @@ def line_chart(
     drawn = [one for one in series if one.points]
     if not drawn:
         return None
-    steps = [step for one in drawn for step, _ in one.points]
+    width = max(step for one in drawn for step, _ in one.points) or 1
     values = [value for one in drawn for _, value in one.points if math.isfinite(value)]
-    y_marks = round_marks(min(0.0, *values) if values else 0.0, top or max([*values, 1e-9]))
+    y_marks = round_marks(min([0.0, *values]), top or max([*values, 1e-9]))
     low, high = y_marks[0], y_marks[-1]
-    x_marks = [mark for mark in round_marks(0, max(steps), count=4) if mark <= max(steps)]
-    width = max(steps) or 1
 
-    def place(step: float, value: float) -> str:
-        return f"{100 * step / width:.2f},{100 * (high - value) / (high - low):.2f}"
+    def height(value: float) -> float:
+        return 100 * (high - value) / (high - low)
 
     lines = []
     for one in drawn:
-        points = " ".join(place(step, value) for step, value in one.points if math.isfinite(value))
+        points = [f"{100 * step / width:.2f},{height(value):.2f}" for step, value in one.points if math.isfinite(value)]
         last = one.points[-1][1]
-        lines.append(Line(one.label, points, one.color, one.dashed, f"{last:.2f} %" if unit == "%" else f"{last:.3g}"))
-    return Chart(
-        title,
-        note,
-        unit,
-        [Tick(100 * mark / width, f"{mark:,.0f}") for mark in x_marks],
-        [Tick(100 * (high - mark) / (high - low), f"{mark:,.10g}") for mark in y_marks],
-        lines,
-    )
+        lines.append(Line(one, " ".join(points), f"{last:.2f} %" if unit == "%" else f"{last:.3g}"))
+    x_ticks = [(100 * mark / width, f"{mark:,.0f}") for mark in round_marks(0, width) if mark <= width]
+    return Chart(title, note, unit, x_ticks, [(height(mark), f"{mark:,.10g}") for mark in y_marks], lines)
 
 
 def round_marks(low: float, high: float, count: int = 4) -> list[float]:

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 COLORS = ("#256abf", "#c2500d", "#1d7f5f", "#8a3fa8", "#56606d", "#b3266b", "#7a6a00", "#0d7d94")
 GRAY = "#b8bcc2"
-CURVE_TITLES = {
-    "pseudo_label_error": "Error of all pseudo-labels, %",
-    "contributing_error": "Error of contributing images, %",
-    "mask_rate": "Share of contributing images, %",
-}
+CURVE_TITLES = ("Error of all pseudo-labels, %", "Error of contributing images, %", "Share of contributing images, %")
 TOY_TITLES: dict[Mode, str] = {
     "none": "no feature distance",
     "pull": "pulled together (CR-Inv)",
@@ -37,13 +33,11 @@ def draw_curves(runs: Mapping[str, Mapping[str, Points]], out: Path) -> None:
     """The paper's three curves, one above the other; `runs` maps a run's name to its curves."""
     figure = Figure(figsize=(7, 8), layout="constrained")
     panels = figure.subplots(len(PSEUDO_LABEL_CURVES), 1, sharex=True)
-    for panel, key in zip(panels, PSEUDO_LABEL_CURVES, strict=True):
+    for panel, key, title in zip(panels, PSEUDO_LABEL_CURVES, CURVE_TITLES, strict=True):
         for place, (name, curves) in enumerate(runs.items()):
             steps, values = zip(*curves[key], strict=True) if key in curves else ((), ())
             panel.plot(steps, values, color=COLORS[place % len(COLORS)], label=name, linewidth=1.6)
-        panel.set_title(CURVE_TITLES[key], loc="left", fontsize=11)
-        panel.set_ylim(bottom=0)
-        _plain(panel)
+        _finish(panel, title)
     panels[-1].set_xlabel("training steps")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", fontsize=9, frameon=False)
     _save(figure, out)
@@ -57,11 +51,8 @@ def draw_threshold(errors: Mapping[float, Summary], title: str, out: Path) -> No
     means, deviations = [one.mean for one in summaries], [one.std for one in summaries]
     panel.errorbar(list(errors), means, yerr=deviations, color=COLORS[0], marker="o", capsize=3, linewidth=1.6)
     counts = sorted({one.n for one in summaries})
-    panel.set_title(f"{title}, n = {' to '.join(map(str, counts[:: max(len(counts) - 1, 1)]))}", loc="left", fontsize=11)
-    panel.set_xlabel("confidence threshold")
-    panel.set_ylabel("test error, %")
-    panel.set_ylim(bottom=0)
-    _plain(panel)
+    panel.set(xlabel="confidence threshold", ylabel="test error, %")
+    _finish(panel, f"{title}, n = {' to '.join(map(str, counts[:: max(len(counts) - 1, 1)]))}")
     _save(figure, out)
 
 
@@ -81,11 +72,10 @@ def draw_embedding(embedding: Embedding, out: Path) -> None:
         panel.set_title(title, fontsize=10)
         panel.set(xticks=[], yticks=[])
     if len(names) <= 20:
-        # matplotlib would read `$` as mathematics and hide names that begin with `_`.
-        labels = [f" {name}".replace("$", r"\$") for name in names]
         handles = [
-            Line2D([], [], marker="o", linestyle="", color=shade, label=label)
-            for label, shade in zip(labels, shades, strict=True)
+            # matplotlib would read `$` as mathematics and hide names that begin with `_`.
+            Line2D([], [], marker="o", linestyle="", color=shade, label=f" {name}".replace("$", r"\$"))
+            for name, shade in zip(names, shades, strict=True)
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 5 * count), fontsize=9, frameon=False)
     _save(figure, out)
@@ -96,9 +86,9 @@ def draw_teaser(toys: Mapping[Mode, Toy], errors: Mapping[Mode, Summary], out: P
     figure = Figure(figsize=(4 * len(toys), 4.4), layout="constrained")
     for panel, (mode, toy) in zip(figure.subplots(1, len(toys)), toys.items(), strict=True):
         every = np.concatenate([toy.weak, toy.strong])
-        low, high = every.min(axis=0), every.max(axis=0)
-        margin = 0.06 * (high - low)
-        panel.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
+        margin = 0.06 * np.ptp(every, axis=0)
+        limits = np.stack([every.min(axis=0) - margin, every.max(axis=0) + margin], axis=1)
+        panel.set(xlim=limits[0], ylim=limits[1])
         for label, color in enumerate(COLORS[:2]):
             of_class = toy.labels == label
             panel.scatter(*toy.strong[of_class].T, marker="*", s=26, color=color, alpha=0.45, linewidths=0)
@@ -107,10 +97,8 @@ def draw_teaser(toys: Mapping[Mode, Toy], errors: Mapping[Mode, Summary], out: P
         if square := a * a + b * b:
             x, y = -a * c / square, -b * c / square  # the point of a x + b y + c = 0 nearest to the origin
             panel.axline((x, y), (x - b, y + a), color="black", linewidth=1.4)
-        summary = errors[mode]
-        panel.set_title(
-            f"{TOY_TITLES[mode]}\ntest error {summary.mean:.1f} ± {summary.std:.1f} %, n = {summary.n}", fontsize=10
-        )
+        error = f"test error {errors[mode].mean:.1f} ± {errors[mode].std:.1f} %, n = {errors[mode].n}"
+        panel.set_title(f"{TOY_TITLES[mode]}\n{error}", fontsize=10)
         panel.set(xticks=[], yticks=[])
     shapes = {"weak view": "o", "strong view": "*"}
     handles = [Line2D([], [], marker=marker, linestyle="", color=COLORS[4], label=name) for name, marker in shapes.items()]
@@ -119,15 +107,16 @@ def draw_teaser(toys: Mapping[Mode, Toy], errors: Mapping[Mode, Summary], out: P
     _save(figure, out)
 
 
-def _plain(panel: Axes) -> None:
+def _finish(panel: Axes, title: str) -> None:
+    panel.set_title(title, loc="left", fontsize=11)
+    panel.set_ylim(bottom=0)
     panel.grid(color="#e4e4e0", linewidth=0.8)
     panel.spines[["top", "right"]].set_visible(False)
 
 
 def _save(figure: Figure, out: Path) -> None:
     """Write the figure in the format of its extension."""
-    known = figure.canvas.get_supported_filetypes()
-    if out.suffix[1:].lower() not in known:
+    if out.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
         raise RequestError(f"--out {out} has no known picture format.\nUse .png, .svg or .pdf.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

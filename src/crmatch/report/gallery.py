@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from PIL import Image, ImageDraw
@@ -21,20 +20,6 @@ from crmatch.report.pictures import GAP, PAPER, TILE, grid, save, tile, write
 EXAMPLES = 60
 COLUMNS = 10
 MARGIN = 8
-
-
-class Subject(NamedTuple):
-    """Images to augment.
-
-    Attributes:
-        images: uint8 (N, C, H, W), square; the first one is shown in every figure.
-        mirror: whether weak augmentation mirrors.
-        name: for the titles.
-    """
-
-    images: Tensor
-    mirror: bool
-    name: str
 
 
 def read_picture(path: Path, size: int = 96) -> Tensor:
@@ -58,14 +43,14 @@ def transformation_table(variant: str) -> list[dict[str, str]]:
     return rows
 
 
-def draw_gallery(subject: Subject, out: Path, variant: str) -> None:
-    """Write four figures, one below the other, as a PNG."""
-    one, several = subject.images[:1].expand(EXAMPLES, -1, -1, -1), subject.images[:COLUMNS]
-    pairs = torch.cat([_views(several, subject.mirror, variant, strong) for strong in (False, True)])
+def draw_gallery(images: Tensor, name: str, out: Path, variant: str, *, mirror: bool) -> None:
+    """Write a PNG with four figures of square uint8 images (N, C, H, W); three of them show the first image only."""
+    one, several = images[:1].expand(EXAMPLES, -1, -1, -1), images[:COLUMNS]
+    pairs = torch.cat([_views(several, mirror, variant, strong) for strong in (False, True)])
     figures = {
-        "Every operation over its range": _operations_figure(subject, variant),
-        f"{EXAMPLES} strong views of one image": grid(_views(one, subject.mirror, variant, strong=True), COLUMNS),
-        f"{EXAMPLES} weak views of one image": grid(_views(one, subject.mirror, variant, strong=False), COLUMNS),
+        "Every operation over its range": _operations_figure(images[:1], variant),
+        f"{EXAMPLES} strong views of one image": grid(_views(one, mirror, variant, strong=True), COLUMNS),
+        f"{EXAMPLES} weak views of one image": grid(_views(one, mirror, variant, strong=False), COLUMNS),
         "Weak views above strong views": grid(pairs, len(several)),
     }
     width = max(figure.width for figure in figures.values()) + 2 * MARGIN
@@ -73,18 +58,17 @@ def draw_gallery(subject: Subject, out: Path, variant: str) -> None:
     page = Image.new("RGB", (width, height), PAPER)
     pen, top = ImageDraw.Draw(page), MARGIN
     for title, figure in figures.items():
-        write(pen, (MARGIN, top), f"{title} ({subject.name}, variant {variant})", 20)
+        write(pen, (MARGIN, top), f"{title} ({name}, variant {variant})", 20)
         page.paste(figure, (MARGIN, top + 32))
         top += figure.height + 44
     save(page, out)
 
 
-def _operations_figure(subject: Subject, variant: str) -> Image.Image:
+def _operations_figure(original: Tensor, variant: str) -> Image.Image:
     """One row per operation: the original, then values increasing from left to right."""
     left, row_height = 110, TILE + 18
     figure = Image.new("RGB", (left + (COLUMNS + 1) * (TILE + GAP), len(VARIANTS[variant].operations) * row_height), PAPER)
     pen = ImageDraw.Draw(figure)
-    original = subject.images[:1]
     for row, name in enumerate(VARIANTS[variant].operations):
         magnitude = VARIANTS[variant].magnitudes.get(name)
         low, high = _ends(magnitude, variant) if magnitude else (0.0, 0.0)
@@ -114,9 +98,6 @@ def _views(images: Tensor, mirror: bool, variant: str, strong: bool) -> Tensor:
 def _ends(magnitude: Magnitude, variant: str) -> tuple[float, float]:
     """Smallest and largest value of an operation; one-sided ranges with a random sign are mirrored."""
     whole = magnitude.rounding == "truncate" and VARIANTS[variant].strength == "uniform"
-    ends = sorted((magnitude.start, magnitude.start + magnitude.span - (1 if whole else 0)))
-    if VARIANTS[variant].strength == "level":
-        ends = sorted(magnitude.start + magnitude.span * strength for strength in (0.1, 0.9))
-    if VARIANTS[variant].signed and magnitude.start == 0:
-        ends = [-ends[1], ends[1]]
-    return ends[0], ends[1]
+    strengths = (0.1, 0.9) if VARIANTS[variant].strength == "level" else (0, 1)
+    low, high = sorted(magnitude.start + magnitude.span * strength - whole * (strength == 1) for strength in strengths)
+    return (-high if VARIANTS[variant].signed and magnitude.start == 0 else low), high

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from crmatch.data.settings import Setting
 from crmatch.errors import CRMatchError, RequestError
 from crmatch.methods import METHODS
 from crmatch.report.charts import COLORS, Chart, Series, line_chart
-from crmatch.report.pictures import ImageViews, confusion_picture, image_views
+from crmatch.report.pictures import confusion_picture, image_views
 from crmatch.runs.cost import duration
 from crmatch.runs.directory import RunDirectory
 from crmatch.runs.record import HEADLINES, RunRecord
@@ -30,6 +31,8 @@ from crmatch.spec.run_spec import RunSpec, differences, flatten
 LARGEST_MATRIX = 25
 """Largest number of classes whose confusion matrix is shown with numbers."""
 TOP_CONFUSIONS = 8
+SHOWN_DIFFERENCES = ("recipe", "seed", "plan.steps", "network.filters", "data.image_size")
+"""Keys in which a baseline may differ and whose values the page then shows."""
 TERMS = {
     "supervised": "labeled images",
     "pseudo_label": "pseudo-labels",
@@ -44,31 +47,6 @@ class Baseline(NamedTuple):
     record: RunRecord
     path: Path
     differs: str
-
-
-class Cell(NamedTuple):
-    """A cell of the confusion matrix: number of images, and their share of the row, 0..1."""
-
-    images: int
-    share: float
-
-
-class ClassError(NamedTuple):
-    """Errors of one class in percent, of the run (None without test images) and of its baseline."""
-
-    name: str
-    images: int
-    error: float | None
-    baseline: float | None
-
-
-class SpecRow(NamedTuple):
-    """A key of the spec with its value, and the value of the paper's recipe if that differs."""
-
-    section: str
-    name: str
-    value: str
-    paper: str | None
 
 
 def write_report(runs: Sequence[Path], out: Path, command: str, workspace: Workspace) -> list[Path]:
@@ -94,39 +72,33 @@ def write_report(runs: Sequence[Path], out: Path, command: str, workspace: Works
 def view_run(path: Path, record: RunRecord, baseline: Baseline | None, workspace: Workspace) -> dict[str, Any]:
     """What the page shows about the run in `path`; pictures and calibration only if its data and model are there."""
     lines = RunDirectory(path).read_metrics()
-    images, missing = ImageViews([], [], "", []), None
+    spec, missing = record.spec, None
+    images: dict[str, Any] = {"mistakes": [], "uncertain": [], "bins": []}
     try:
         images = image_views(path, workspace)
     except CRMatchError as error:
         missing = str(error).splitlines()[0]
-    spec = record.spec
-    try:
-        setting: Setting | None = workspace.setting_of(spec)
-    except CRMatchError:  # its data is gone
-        setting = None
-    changes = changed_keys(spec, setting) if setting else {}
+    setting: Setting | None = None
+    with contextlib.suppress(CRMatchError):  # its data is gone
+        setting = workspace.setting_of(spec)
+    changes = [f"{key}={_text(value)}" for key, value in changed_keys(spec, setting).items()] if setting else []
     large = len(record.class_names) > LARGEST_MATRIX
-    cells = [[Cell(count, count / max(sum(row), 1)) for count in row] for row in record.confusion]
+    shares = [[count / max(sum(row), 1) for count in row] for row in record.confusion]
     return {
         "path": str(path),
         "title": f"{METHODS[spec.method.name].title} on {spec.setting}",
-        "subtitle": ", ".join(
-            [
-                f"split {spec.split}, seed {spec.seed}, recipe {spec.recipe}",
-                *(f"{key}={_text(value)}" for key, value in changes.items()),
-            ]
-        ),
+        "subtitle": ", ".join([f"split {spec.split}, seed {spec.seed}, recipe {spec.recipe}", *changes]),
         "record": record,
         "rule": HEADLINES[spec.headline],
         "baseline": baseline,
         "facts": _facts(record),
         "charts": _charts(record, lines, baseline),
-        "confusion": [] if large else cells,
-        "confusion_picture": confusion_picture([[cell.share for cell in row] for row in cells]) if large and cells else None,
+        "confusion": [] if large else [list(zip(*rows, strict=True)) for rows in zip(record.confusion, shares, strict=True)],
+        "confusion_picture": confusion_picture(shares) if large and shares else None,
         "confusions": _confusions(record),
         "classes": _classes(record, baseline),
         "spread": class_spread(record.per_class_error),
-        "images": images,
+        **images,
         "missing": missing,
         "spec": spec_rows(spec, setting),
         "command": train_command(spec, setting) if setting else None,
@@ -141,34 +113,32 @@ def find_baseline(path: Path, record: RunRecord, found: Mapping[Path, RunRecord]
         return None
     beside = finished_below(path.parent.parent, "supervised*/*/record.json")
     candidates = {**found, **{other: read_record(other) for other in beside if other not in found}}
+
+    def data_of(one: RunRecord) -> tuple[object, ...]:
+        return one.spec.setting, one.spec.split, one.labeled_images, one.data_fingerprint, one.test_images
+
     best: tuple[int, Baseline] | None = None
     for other, candidate in candidates.items():
-        if candidate.spec.method.name != "supervised" or _data_of(candidate) != _data_of(record):
-            continue
-        changed = {key: old for key, (old, _) in differences(candidate.spec, record.spec).items()}
-        distance = sum(not key.startswith("method.") for key in changed)
-        if best is None or distance < best[0]:
-            told = [key for key in ("recipe", "seed", "plan.steps", "network.filters", "data.image_size") if key in changed]
-            best = distance, Baseline(candidate, other, ", ".join(f"{key} {changed[key]}" for key in told))
+        if candidate.spec.method.name == "supervised" and data_of(candidate) == data_of(record):
+            changed = {key: old for key, (old, _) in differences(candidate.spec, record.spec).items()}
+            distance = sum(not key.startswith("method.") for key in changed)
+            shown = [f"{key} {changed[key]}" for key in SHOWN_DIFFERENCES if key in changed]
+            if best is None or distance < best[0]:
+                best = distance, Baseline(candidate, other, ", ".join(shown))
     return best[1] if best else None
 
 
-def _data_of(record: RunRecord) -> tuple[object, ...]:
-    """What must agree for two runs to have the same labels and test set."""
-    spec = record.spec
-    return spec.setting, spec.split, record.labeled_images, record.data_fingerprint, record.test_images
-
-
-def spec_rows(spec: RunSpec, setting: Setting | None) -> list[SpecRow]:
-    """Every key of a spec, with the value of the paper's recipe for the same method and setting if that differs."""
+def spec_rows(spec: RunSpec, setting: Setting | None) -> list[dict[str, Any]]:
+    """Every key of a spec with its value, and the value of the paper's recipe for the same setting if that differs."""
     paper = differences(spec, recipe(setting, spec.method.name, "paper")) if setting else {}
-    identity = ("setting", "split", "seed", "recipe")  # not settings of the method
-    rows = []
+    for key in ("setting", "split", "seed", "recipe"):  # these are no choices of the recipe
+        paper.pop(key, None)
+    rows: list[dict[str, Any]] = []
     for key, value in flatten(spec.to_json()):
         section, _, name = key.partition(".") if "." in key else ("run", "", key)
-        differs = key in paper and key not in identity
-        rows.append(SpecRow(section, name, _text(value), _text(paper[key][1]) if differs else None))
-    return sorted(rows, key=lambda row: row.section != "run")
+        of_paper = _text(paper[key][1]) if key in paper else None
+        rows.append({"section": section, "name": name, "value": _text(value), "paper": of_paper})
+    return sorted(rows, key=lambda row: row["section"] != "run")
 
 
 def _text(value: Any) -> str:
@@ -176,17 +146,16 @@ def _text(value: Any) -> str:
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:
-    facts = [
-        ("labeled images", f"{record.labeled_images:,}"),
-        ("unlabeled images", f"{record.unlabeled_images:,}"),
-        ("test images", f"{record.test_images:,}"),
-        ("classes", f"{len(record.class_names):,}"),
-        ("steps", f"{record.steps:,}"),
-        ("training time", duration(record.seconds)),
-    ]
-    if record.calibration_error is not None:
-        facts.append(("calibration error", f"{record.calibration_error:.2f} points"))
-    return facts
+    counts = {
+        "labeled images": record.labeled_images,
+        "unlabeled images": record.unlabeled_images,
+        "test images": record.test_images,
+        "classes": len(record.class_names),
+        "steps": record.steps,
+    }
+    facts = [*((name, f"{count:,}") for name, count in counts.items()), ("training time", duration(record.seconds))]
+    calibration = record.calibration_error
+    return facts if calibration is None else [*facts, ("calibration error", f"{calibration:.2f} points")]
 
 
 def _charts(record: RunRecord, lines: list[dict[str, Any]], baseline: Baseline | None) -> list[Chart]:
@@ -209,9 +178,7 @@ def _charts(record: RunRecord, lines: list[dict[str, Any]], baseline: Baseline |
     ]
     charts = [
         line_chart("Test error", errors, note=f"{record.test_images:,} test images"),
-        line_chart(
-            "Pseudo-label quality", quality, note="on unlabeled batches; true classes are used for this chart only", top=100
-        ),
+        line_chart("Pseudo-label quality", quality, note="on unlabeled batches; only this chart uses true classes", top=100),
         line_chart("Loss terms", losses, unit="", note="before their weights"),
     ]
     return [chart for chart in charts if chart]
@@ -229,14 +196,16 @@ def _confusions(record: RunRecord) -> list[tuple[str, str, int]]:
     return sorted(cells, key=lambda cell: -cell[2])[:TOP_CONFUSIONS]
 
 
-def _classes(record: RunRecord, baseline: Baseline | None) -> list[ClassError]:
-    """Errors by class, the highest first; empty without a test set."""
-    beside = baseline.record.per_class_error if baseline else [None] * len(record.per_class_error)
+def _classes(record: RunRecord, baseline: Baseline | None) -> list[dict[str, Any]]:
+    """Errors by class in percent (None without test images), the highest first; empty without a test set."""
     if not record.confusion:
         return []
-    columns = (record.class_names, map(sum, record.confusion), record.per_class_error, beside)
-    rows = [ClassError(*values) for values in zip(*columns, strict=True)]
-    return sorted(rows, key=lambda row: -1.0 if row.error is None else row.error, reverse=True)
+    beside = baseline.record.per_class_error if baseline else [None] * len(record.class_names)
+    rows: list[dict[str, Any]] = [
+        {"name": name, "images": sum(images), "error": error, "baseline": other}
+        for name, images, error, other in zip(record.class_names, record.confusion, record.per_class_error, beside, strict=True)
+    ]
+    return sorted(rows, key=lambda row: -1.0 if row["error"] is None else row["error"], reverse=True)
 
 
 def _versions(record: RunRecord) -> list[tuple[str, str]]:

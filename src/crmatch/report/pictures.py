@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -15,7 +15,7 @@ from torch import Tensor
 from crmatch.analysis.finished_run import open_run
 from crmatch.data.images import ImageSet
 from crmatch.errors import DataError
-from crmatch.evaluation import Bin, reliability
+from crmatch.evaluation import reliability
 from crmatch.runs.workspace import Workspace
 
 TILE = 64
@@ -102,61 +102,43 @@ def confusion_picture(shares: Sequence[Sequence[float]]) -> str:
     return data_url(Image.fromarray(pixels), "PNG", optimize=True)
 
 
-class Thumbnail(NamedTuple):
-    """An image as a data URL with its two most probable classes, its true class (empty if unknown) and its confidence."""
+def image_views(path: Path, workspace: Workspace) -> dict[str, Any]:
+    """Single images for the page of the run in `path`, and its calibration.
 
-    address: str
-    predicted: str
-    second: str
-    truth: str
-    confidence: str
-
-
-class ImageViews(NamedTuple):
-    """Single images on the report page, and the calibration.
-
-    Attributes:
+    Returns:
         mistakes: the most confident mistakes on the test set.
-        uncertain: the images with the lowest confidence, from the test set or, without one, from the unlabeled images.
-        uncertain_source: `test` or `unlabeled`.
+        uncertain: the images with the lowest confidence, of the test set or, without one, of the unlabeled images.
+        uncertain_source: `Test` or `Unlabeled`.
         bins: reliability on the test set.
     """
-
-    mistakes: list[Thumbnail]
-    uncertain: list[Thumbnail]
-    uncertain_source: str
-    bins: list[Bin]
-
-
-def image_views(path: Path, workspace: Workspace) -> ImageViews:
-    """Predict the run's test images, or its unlabeled ones if there is no test set, and pick those to show."""
     run = open_run(path, workspace)
-    names = run.model.class_names
-    if run.data.test is not None:
-        images, labels = run.data.test.images, run.data.test.labels
-    else:
-        images, labels = (part[run.split.unlabeled] for part in (run.data.train.images, run.data.train.labels))
+    train, test, names = run.data.train, run.data.test, run.model.class_names
+    images, labels = (
+        (test.images, test.labels) if test else (part[run.split.unlabeled] for part in (train.images, train.labels))
+    )
     probabilities = run.model.predict_probabilities(images)
 
-    def shown(rows: Tensor) -> list[Thumbnail]:
+    def thumbnails(rows: Tensor) -> list[dict[str, str]]:
         confidence, classes = probabilities[rows].topk(2, dim=1)
-        columns = (column.tolist() for column in (rows, *classes.T, labels[rows], confidence[:, 0]))
         return [
-            Thumbnail(
-                _thumbnail(images[row]),
-                names[first],
-                names[second],
-                names[truth] if truth >= 0 else "",
-                f"{min(100 * value, 99.9):.1f} %",
+            {
+                "address": _thumbnail(images[row]),
+                "predicted": names[first],
+                "second": names[second],
+                "truth": names[truth] if truth >= 0 else "",
+                "confidence": f"{min(100 * value, 99.9):.1f} %",
+            }
+            for row, (first, second), truth, (value, _) in zip(
+                rows.tolist(), classes.tolist(), labels[rows].tolist(), confidence.tolist(), strict=True
             )
-            for row, first, second, truth, value in zip(*columns, strict=True)
         ]
 
-    uncertain = shown(least_certain(probabilities, SHOWN))
-    if run.data.test is None:
-        return ImageViews([], uncertain, "unlabeled", [])
-    mistakes = shown(confident_mistakes(probabilities, labels, SHOWN))
-    return ImageViews(mistakes, uncertain, "test", reliability(probabilities, labels))
+    return {
+        "mistakes": thumbnails(confident_mistakes(probabilities, labels, SHOWN)) if test else [],
+        "uncertain": thumbnails(least_certain(probabilities, SHOWN)),
+        "uncertain_source": "Test" if test else "Unlabeled",
+        "bins": reliability(probabilities, labels) if test else [],
+    }
 
 
 def confident_mistakes(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
