@@ -14,16 +14,17 @@ import pytest
 
 from conftest import Outcome, tiny_spec
 from crmatch.data.settings import parse_setting
+from crmatch.distributed.process_group import ProcessGroup
 from crmatch.errors import RequestError
-from crmatch.runs.cost import PROCESS_BYTES, check_memory, estimate, free_bytes, which_activations
+from crmatch.runs.cost import PROCESS_BYTES, check_memory, estimate, free_bytes
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import replace
 from crmatch.training.execution import Execution
+from crmatch.training.runtime import choose_runtime
 
 GIB = 1 << 30
 CIFAR = parse_setting("cifar10@4")
 PAPER = recipe(CIFAR, "crmatch", "paper")
-RECOMPUTE = Execution(recompute=True)
 
 
 def needed(spec: Any, data_dir: Path) -> float:
@@ -38,17 +39,17 @@ def test_the_paper_run_on_cifar_10_is_refused_on_a_small_machine_and_the_batch_n
     _, advice = str(refusal.value).splitlines()
     assert "Fits: --recompute --set plan.unlabeled_batch_size=" in advice
     size = int(advice.partition("plan.unlabeled_batch_size=")[2].partition(".")[0])
-    check_memory(replace(PAPER, **{"plan.unlabeled_batch_size": size}), CIFAR, GIB, RECOMPUTE)
+    check_memory(replace(PAPER, **{"plan.unlabeled_batch_size": size}), CIFAR, GIB, "recomputed")
     with pytest.raises(RequestError, match="are free"):
-        check_memory(replace(PAPER, **{"plan.unlabeled_batch_size": 2 * size}), CIFAR, GIB, RECOMPUTE)
+        check_memory(replace(PAPER, **{"plan.unlabeled_batch_size": 2 * size}), CIFAR, GIB, "recomputed")
 
 
 def test_recomputing_is_named_first_if_it_makes_a_run_fit() -> None:
     with pytest.raises(RequestError, match=r"are free.\nFits: --recompute\. "):
         check_memory(PAPER, CIFAR, 4 * GIB)
-    check_memory(PAPER, CIFAR, 4 * GIB, RECOMPUTE)
+    check_memory(PAPER, CIFAR, 4 * GIB, "recomputed")
     with pytest.raises(RequestError, match=r"\nFits: --set plan\.unlabeled_batch_size="):
-        check_memory(PAPER, CIFAR, GIB, RECOMPUTE)
+        check_memory(PAPER, CIFAR, GIB, "recomputed")
 
 
 def test_if_no_batch_fits_the_other_switches_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,26 +77,24 @@ def test_estimates_of_the_papers_runs_are_what_was_measured_or_a_little_more(cas
     """A step of 2,304 images each; those of CIFAR-100 and STL-10 fit into 20 GiB with recomputing."""
     setting = parse_setting(case["setting"])
     spec = recipe(setting, "crmatch", "paper")
-    cost = estimate(spec, setting, Execution(recompute=case["recompute"]))
+    cost = estimate(spec, setting, "recomputed" if case["recompute"] else "lean")
     assert 0.97 * case["peak_bytes"] < cost.memory_bytes < 1.25 * case["peak_bytes"]
     assert max(cost.memory_bytes, case["peak_bytes"]) < (20 if case["recompute"] else 12) * GIB
-    without, recomputed = (estimate(spec, setting, Execution(recompute=choice)).memory_bytes for choice in (False, True))
-    assert without - PROCESS_BYTES > 2 * (recomputed - PROCESS_BYTES), "recomputing takes less than half of the memory"
+    lean, recomputed = (estimate(spec, setting, activations).memory_bytes for activations in ("lean", "recomputed"))
+    assert lean - PROCESS_BYTES > 2 * (recomputed - PROCESS_BYTES), "recomputing takes less than half of the memory"
 
 
-def test_what_is_kept_follows_the_execution(stripes: Path) -> None:
-    spec = tiny_spec(stripes)
-    assert which_activations(spec, Execution()) == which_activations(spec, Execution("cpu")) == "lean"
-    assert which_activations(spec, RECOMPUTE) == "recomputed"
-    for choice, processes in ((Execution(compile=True), 1), (Execution("cuda:0"), 1), (Execution(), 2)):
-        assert which_activations(spec, choice, processes) == "kept"
-    assert which_activations(tiny_spec(stripes, precision="bf16"), Execution()) == "kept"
+def test_what_is_stored_follows_the_execution_with_and_without_torch() -> None:
+    choices = {"lean": Execution("cpu"), "recomputed": Execution("cpu", recompute=True), "kept": Execution("cpu", compile=True)}
+    for expected, execution in choices.items():
+        assert execution.activations == choose_runtime(execution).activations == expected
+    assert Execution("cuda:0").activations == choose_runtime(processes=ProcessGroup(0, 2)).activations == "kept"
 
 
 def test_double_precision_needs_twice_as_much_and_half_precision_half_of_the_activations(stripes: Path) -> None:
     half, single, double = (needed(tiny_spec(stripes, precision=precision), stripes) for precision in ("bf16", "fp32", "fp64"))
     assert double == pytest.approx(2 * single)
-    assert half < single < 2 * half
+    assert half < single < 2 * half, "weights stay in fp32"
 
 
 def test_free_memory_is_what_the_system_and_every_group_above_allow(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def _list_missing(grid: Grid, missing: list[RunSpec], options: list[str], execut
     from crmatch.spec.recipes import train_command
 
     runs = [
-        (train_command(spec, setting, *options), estimate(spec, setting, execution))
+        (train_command(spec, setting, *options), estimate(spec, setting, execution.activations))
         for spec, setting in ((spec, grid.settings[spec.setting]) for spec in missing)
     ]
     if format_ == "json":

@@ -133,5 +133,7 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
     lines = report.lines()
     if spec.augmentation.mirror:
         lines.append("Training mirrors pictures; for text or left/right classes add --set augmentation.mirror=false")
-    lines += [f"{METHODS[one.method.name].title}: {describe_cost(estimate(one, setting, execution))}" for one in specs]
+    lines += [
+        f"{METHODS[one.method.name].title}: {describe_cost(estimate(one, setting, execution.activations))}" for one in specs
+    ]
     typer.echo("\n".join(lines), err=True)

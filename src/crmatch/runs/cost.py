@@ -12,13 +12,13 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from crmatch.data.settings import Setting
 from crmatch.errors import RequestError
 from crmatch.networks.config import SLICE_BYTES, ResNet18Config, WideResNetConfig
 from crmatch.spec.run_spec import RunSpec, replace
-from crmatch.training.execution import Execution
+from crmatch.training.execution import Activations
 
 logger = logging.getLogger(__name__)
 IGNORE = "CRMATCH_IGNORE_MEMORY"  # environment variable; 1 trains although the estimate exceeds the free memory
@@ -69,8 +69,8 @@ class Cost(NamedTuple):
     memory_bytes: float
 
 
-def estimate(spec: RunSpec, setting: Setting, execution: Execution = Execution(), processes: int = 1) -> Cost:
-    """Estimate the cost of `spec`; only its memory depends on the execution and the number of processes."""
+def estimate(spec: RunSpec, setting: Setting, activations: Activations = "lean") -> Cost:
+    """Estimate the cost of `spec`; its memory depends on the activations that are stored for the backward pass."""
     layers = network_layers(spec.network, setting.channels, spec.data.image_size)
     images, multiply_adds = images_per_step(spec), sum(layer.weights * layer.pixels for layer in layers)
     train_images = TRAIN_IMAGES.get(setting.data)
@@ -81,24 +81,16 @@ def estimate(spec: RunSpec, setting: Setting, execution: Execution = Execution()
         steps=steps,
         cpu_seconds=steps and steps * images * _seconds_per_image(multiply_adds),
         gpu_seconds=steps and steps * max(GPU_STEP_SECONDS, images * multiply_adds * 6 / GPU_OPERATIONS),
-        memory_bytes=PROCESS_BYTES + weights + _activation_bytes(spec, layers, which_activations(spec, execution, processes)),
+        memory_bytes=PROCESS_BYTES + weights + _activation_bytes(spec, layers, activations),
     )
 
 
-def which_activations(spec: RunSpec, execution: Execution, processes: int = 1) -> Literal["kept", "lean", "recomputed"]:
-    """What a step keeps for the backward pass: all activations, few of them (networks/low_memory), or block inputs only."""
-    if execution.recompute:
-        return "recomputed"
-    half, gpu = ACTIVATION_SIZE[spec.precision] < 1, execution.device.startswith("cuda")
-    return "kept" if execution.compile or half or gpu or processes > 1 else "lean"
-
-
-def _activation_bytes(spec: RunSpec, layers: list[Layer], which: str) -> float:
+def _activation_bytes(spec: RunSpec, layers: list[Layer], activations: Activations) -> float:
     images = images_per_step(spec) * ACTIVATION_SIZE[spec.precision]
     outputs = [layer.channels * layer.pixels for layer in layers]
-    kind = "resnet18" if isinstance(spec.network, ResNet18Config) else "kept" if which == "kept" else "lean"
+    kind = "resnet18" if isinstance(spec.network, ResNet18Config) else "kept" if activations == "kept" else "lean"
     per_image = BYTES_PER_OUTPUT[kind] * sum(outputs)
-    if which == "recomputed":
+    if activations == "recomputed":
         per_image = min(per_image, RECOMPUTED_BYTES * max(outputs))
     return images * per_image + SLICES * min(SLICE_BYTES, 4 * images * max(outputs))
 
@@ -154,24 +146,23 @@ def describe_cost(cost: Cost, lengths: bool = True) -> str:
     return f"{what}about {duration(cost.cpu_seconds)} on two cores, estimated {duration(cost.gpu_seconds)} on one GPU, {memory}"
 
 
-def check_memory(
-    spec: RunSpec, setting: Setting, free: int | None, execution: Execution = Execution(), processes: int = 1
-) -> None:
+def check_memory(spec: RunSpec, setting: Setting, free: int | None, activations: Activations = "lean") -> None:
     """Raise before the first step if the run needs more memory than is free, and name what would make it fit."""
 
-    def needed(spec: RunSpec, execution: Execution) -> float:
+    def needed(spec: RunSpec, activations: Activations) -> float:
         # The process and its data exist already.
-        return estimate(spec, setting, execution, processes).memory_bytes - PROCESS_BYTES
+        return estimate(spec, setting, activations).memory_bytes - PROCESS_BYTES
 
-    if free is None or needed(spec, execution) <= free:
+    if free is None or needed(spec, activations) <= free:
         return
-    found = f"this run needs about {needed(spec, execution) / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free"
+    found = f"this run needs about {needed(spec, activations) / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free"
     if os.environ.get(IGNORE) == "1":
         logger.warning("%s; it is trained because %s=1", found, IGNORE)
         return
     advice = "Use smaller images (--image-size), another network (network.filters) or smaller batches (plan.*_batch_size)."
     # Recomputing changes no result, so it comes first; then the largest batch of unlabeled images that fits, by halves.
-    size, options = spec.plan.unlabeled_batch_size, ((execution, ""), (execution._replace(recompute=True), " --recompute"))
+    options: tuple[tuple[Activations, str], ...] = ((activations, ""), ("recomputed", " --recompute"))
+    size = spec.plan.unlabeled_batch_size
     while size:
         smaller = replace(spec, **{"plan.unlabeled_batch_size": size})
         if fitting := [text for choice, text in options if needed(smaller, choice) <= free]:

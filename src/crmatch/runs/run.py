@@ -61,7 +61,7 @@ def run(
     data, split = processes.main_first(lambda: load_run_data(spec, setting, workspace.data_dir))
     experiment = Experiment(spec, data, split, runtime)
     free = free_bytes() if runtime.device.type == "cpu" else torch.cuda.mem_get_info(runtime.device)[0]
-    check_memory(spec, setting, free, execution._replace(device=runtime.device.type), processes.count)
+    check_memory(spec, setting, free, runtime.activations)
     with directory.locked() if processes.is_main else nullcontext():
         # Another command may have finished the run while this one loaded its data.
         finished = finished_record(directory, spec, resume) if processes.is_main else None

@@ -21,6 +21,12 @@ class Execution(NamedTuple):
     compile: bool = False
     recompute: bool = False
 
+    @property
+    def activations(self) -> Activations:
+        """What a training pass stores for the backward pass, as far as it is known without torch (see `Runtime`)."""
+        kept = self.compile or self.device.startswith("cuda")
+        return "recomputed" if self.recompute else "kept" if kept else "lean"
+
     def options(self) -> list[str]:
         """The command-line options that ask for this execution."""
         device = ["--device", self.device] if self.device != "auto" else []
