@@ -18,6 +18,7 @@ from crmatch.methods.mixup import draw_mixing
 from crmatch.predict.model import load
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from reference import featmatch_formulas as reference
 from reference.baseline_formulas import cross_entropy, sharpened, softmax
 
@@ -126,7 +127,7 @@ def test_unlabeled_prototypes_come_from_the_last_interval_which_is_then_forgotte
 
 def test_evaluation_and_the_saved_model_use_the_refined_features(stripes: Path, tmp_path: Path):
     spec = tiny_spec(stripes, "featmatch")
-    record = run(spec, tmp_path, data_dir=stripes)
+    record = run(spec, Workspace(tmp_path, stripes))
     model = load(run_directory(tmp_path, spec, parse_setting(spec.setting, stripes)).path)
     test = load_data("stripes", stripes, spec.data.image_size).test
     assert measure(model.predict_probabilities(test.images), test.labels).error == record.error

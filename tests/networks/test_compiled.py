@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from conftest import tiny_spec, training_of
-from crmatch.data.settings import parse_setting
 from crmatch.distributed.process_group import ProcessGroup
 from crmatch.errors import RequestError, StoppedError
-from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
 from crmatch.training.checkpoint import load_checkpoint
 from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
@@ -87,16 +86,17 @@ def test_record_and_checkpoint_say_compiled_and_continuing_otherwise_warns(
     stripes: Path, tmp_path: Path, without_compiler: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = tiny_spec(stripes, "supervised", **SMALL)
-    directory = run_directory(tmp_path, spec, parse_setting(spec.setting, stripes))
+    workspace = Workspace(tmp_path, stripes)
+    directory = workspace.run_directory(spec)
     for stop, options in ((4, {"compile": True}), (3, {"compile": False})):
         remaining = iter([False] * stop)
         with pytest.raises(StoppedError):
-            run(spec, tmp_path, data_dir=stripes, stop=lambda left=remaining: next(left, True), **options)  # type: ignore[misc]
+            run(spec, workspace, Execution(**options), stop=lambda left=remaining: next(left, True))  # type: ignore[misc]
         checkpoint = load_checkpoint(directory.checkpoints)
         assert checkpoint is not None
         assert checkpoint.values["compiled"] is options["compile"]
     assert "began compiled and continues eager: the result will not be equal to the bit" in caplog.text
-    record = run(spec, tmp_path, data_dir=stripes, compile=True)
+    record = run(spec, workspace, Execution(compile=True))
     assert "began eager and continues compiled: the result will not be equal to the bit" in caplog.text
     assert record.machine["compiled"] is True
 

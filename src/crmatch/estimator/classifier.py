@@ -192,7 +192,7 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.model_ = build_model(*experiment.deployed(training.models))
 
     def __getstate__(self) -> dict[str, Any]:
-        """The network is pickled as the content of a safetensors file, so that the pickle holds plain values only."""
+        """The network becomes the content of a safetensors file, so that the state holds plain values only."""
         state = dict(super().__getstate__())
         if "model_" in state:
             model = state["model_"]

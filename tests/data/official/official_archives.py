@@ -227,7 +227,6 @@ class RecordedProgress:
     def __init__(self, interrupt_after: int | None = None) -> None:
         self.starts: list[tuple[int | None, int, str]] = []
         self.bytes: list[int] = []
-        self.stops = 0
         self._left = interrupt_after
 
     def start(self, total: int | None, already: int, label: str) -> None:
@@ -240,9 +239,6 @@ class RecordedProgress:
             self._left -= count
             if self._left < 0:
                 raise KeyboardInterrupt
-
-    def stop(self) -> None:
-        self.stops += 1
 
 
 @dataclass
