@@ -169,7 +169,7 @@ def check_memory(spec: RunSpec, setting: Setting, free: int | None, activations:
             advice = f"Fits:{fitting[0]}{f' --set plan.unlabeled_batch_size={size}' if smaller != spec else ''}."
             break
         size //= 2
-    raise RequestError(f"{found}.\n{advice} ({IGNORE}=1 tries it all the same.)")
+    raise RequestError(f"{found}.\n{advice} ({IGNORE}=1 trains anyway.)")
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:

@@ -34,7 +34,7 @@ def variant(spec: RunSpec, setting: Setting) -> str:
     """How a run differs from the default recipe of its method: the recipe's name, then every changed key.
 
     Two specs never share a variant. One longer than 60 characters is cut to 40, followed by the hash of the spec with split 1
-    and seed 0, so that all splits and seeds of a variant lie in one folder.
+    and seed 0, so that all splits and seeds of a variant share one folder.
     """
     parts = [] if spec.recipe == default_recipe(setting) else [spec.recipe]
     parts += [f"labels={spec.data.labels_checksum}"] if spec.data.labels_checksum else []
