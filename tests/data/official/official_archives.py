@@ -329,8 +329,8 @@ def _answer(server: Server, request: BaseHTTPRequestHandler) -> None:
         body = body[:100]
     elif manner == "endless":
         body = body + bytes(1 << 16)
+    server.sent += len(body)  # before the client can have it, and ask for the number
     request.wfile.write(body)
     request.wfile.flush()
-    server.sent += len(body)
     if manner == "hang":
         server.stopping.wait(10)
