@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,20 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(autouse=True)
+def _only_marked_tests_start_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make quick` leaves out tests that start a process, so they must be marked. Records call git for the commit."""
+    if request.node.get_closest_marker("process") is not None:
+        return
+    start = subprocess.Popen.__init__
+
+    def checked(self: Any, args: Any, *others: Any, **options: Any) -> None:
+        assert args[0] == "git", f"this test starts a process: mark it with @pytest.mark.process ({args!r:.200})"
+        start(self, args, *others, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", checked)
 
 
 @pytest.fixture

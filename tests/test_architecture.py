@@ -92,6 +92,7 @@ def test_the_library_prints_nothing_and_configures_no_logging() -> None:
         assert path.name == "app.py" or "basicConfig" not in text, path
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", LIGHT)
 def test_descriptions_of_runs_import_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -147,6 +147,7 @@ def tiny_command(folder: Path, steps: int) -> list[object]:
     return ["train", "stripes@2", *places, "--steps", steps, "--recipe", "quick", *changes]
 
 
+@pytest.mark.process
 def test_a_killed_process_ends_the_other_with_a_message(tmp_path: Path) -> None:
     """Also where the one that speaks is dead."""
     processes = start_two("-m", "crmatch", *tiny_command(tmp_path, 100_000))
@@ -168,6 +169,7 @@ def test_a_killed_process_ends_the_other_with_a_message(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.process
 def test_torchrun_trains_one_run_and_one_process_speaks(tmp_path: Path) -> None:
     command = tiny_command(tmp_path, 4)
     torchrun = start("-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "crmatch", *command, "--json")

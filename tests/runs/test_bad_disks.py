@@ -62,6 +62,7 @@ def result(out: Path, data_dir: Path) -> tuple[dict[str, bytes], list[dict[str, 
     return {name: tensor.contiguous().numpy().tobytes() for name, tensor in checkpoint.tensors.items()}, lines
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("checkpoints", [0.0, 0.5, 1.5])
 def test_a_full_disk_is_two_lines_and_with_space_the_run_ends_as_if_nothing_had_been(
     crmatch: Command, stripes: Path, tmp_path: Path, small_disk: Path, checkpoints: float
@@ -83,6 +84,7 @@ def test_a_full_disk_is_two_lines_and_with_space_the_run_ends_as_if_nothing_had_
     assert result(out, stripes) == result(straight, stripes)
 
 
+@pytest.mark.process
 def test_a_run_directory_that_becomes_read_only_is_two_lines_and_loses_nothing(
     crmatch: Command, stripes: Path, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def trained(crmatch: Command, tmp_path: Path, *arguments: object) -> Path:
     return Path(json.loads(outcome.out)["run"])
 
 
+@pytest.mark.process
 def test_a_folder_of_the_same_pictures_gives_the_built_in_sets_model(crmatch: Command, exported: Path, tmp_path: Path) -> None:
     built_in = trained(crmatch, tmp_path, "digits@4")
     folder = trained(crmatch, tmp_path, exported)
@@ -72,6 +73,7 @@ def test_a_folder_of_the_same_pictures_gives_the_built_in_sets_model(crmatch: Co
     assert json.loads(evaluated.out)["error"] == records[1]["ema"]["last"]
 
 
+@pytest.mark.process
 def test_the_same_through_labels_csv(crmatch: Command, digits: tuple[DataSet, Split], exported: Path, tmp_path: Path) -> None:
     (train, _, _), split = digits
     folder = tmp_path / "flat"
@@ -103,6 +105,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.process
 def test_photos_are_cropped_and_it_is_said(crmatch: Command, photos: Path, tmp_path: Path) -> None:
     arguments = ["--out", tmp_path / "runs", "--data-dir", tmp_path / "cache", *SETTINGS]
     outcome = crmatch("train", photos, *arguments)
@@ -113,6 +116,7 @@ def test_photos_are_cropped_and_it_is_said(crmatch: Command, photos: Path, tmp_p
     assert "Supervised only on photos" in outcome.out
 
 
+@pytest.mark.process
 def test_check_reports_a_folder_in_words_and_as_json(crmatch: Command, photos: Path, tmp_path: Path) -> None:
     (photos / "unlabeled" / "broken.png").write_text("no picture")
     outcome = crmatch("data", "check", photos, "--data-dir", tmp_path / "cache")
@@ -122,6 +126,7 @@ def test_check_reports_a_folder_in_words_and_as_json(crmatch: Command, photos: P
     assert report["unlabeled"] == 18
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("break_it", "code", "message"),
     [
@@ -148,6 +153,7 @@ def test_a_folder_or_labels_that_are_not_there_are_refused(crmatch: Command, tmp
     assert "header path,label" in outcome.err
 
 
+@pytest.mark.process
 def test_a_labels_file_adds_labels_for_the_next_run(crmatch: Command, photos: Path, tmp_path: Path) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text("path,label\nunlabeled/07.jpg,green\nunlabeled/08.jpg,red\n")

@@ -66,6 +66,7 @@ def finished(crmatch: Command, command: list[object]) -> Path:
     return Path(json.loads(outcome.out)["run"])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "record.json", "metrics.jsonl"])
 def test_files_of_a_finished_run(crmatch: Command, finished: Path, stripes: Path, tmp_path: Path, name: str) -> None:
     picture = tmp_path / "picture.png"
@@ -127,6 +128,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("what", ["labels.csv", "pictures", "cache"])
 def test_own_pictures_their_labels_and_their_cache(crmatch: Command, folder: Path, tmp_path: Path, what: str) -> None:
     keys = [key for key in ASSIGNMENTS if "rotation_images" not in key]

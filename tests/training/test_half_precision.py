@@ -24,6 +24,7 @@ def trial_is(monkeypatch: pytest.MonkeyPatch, code: str, timeout: float = 60) ->
     monkeypatch.setattr(half_precision, "TIMEOUT", timeout)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "timeout", "found"),
     [
@@ -42,6 +43,7 @@ def test_a_trial_that_fails_refuses_bf16_in_two_lines(
     assert "Use --precision fp32." in str(refusal.value)
 
 
+@pytest.mark.process
 def test_a_trial_that_works_gives_autocast_and_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trial_is(monkeypatch, f"open({str(tmp_path / 'asked')!r}, 'a').write('x')")
     for _ in range(2):
@@ -50,12 +52,14 @@ def test_a_trial_that_works_gives_autocast_and_is_asked_once(monkeypatch: pytest
     assert (tmp_path / "asked").read_text() == "x"
 
 
+@pytest.mark.process
 def test_the_trial_itself_ends_with_an_answer() -> None:
     """Which one depends on the machine; what must not happen is an error of the trial's own."""
     problem = half_precision_problem("bf16")
     assert problem is None or "ended by SIGILL" in problem
 
 
+@pytest.mark.process
 def test_fp16_is_refused_on_a_cpu() -> None:
     with pytest.raises(RequestError, match=r"fp16.*\nUse --precision fp32"):
         choose_runtime(Execution("cpu"), "fp16")
@@ -64,6 +68,7 @@ def test_fp16_is_refused_on_a_cpu() -> None:
     )
 
 
+@pytest.mark.process
 def test_only_training_passes_of_the_backbone_are_in_half_precision(stripes: Path) -> None:
     if half_precision_problem("bf16"):
         pytest.skip("this CPU does not compute in bf16")

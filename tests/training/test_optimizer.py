@@ -74,6 +74,7 @@ def test_weights_and_state_are_torchs_to_the_bit(plan: TrainPlan) -> None:
     assert {number for number, state in kept.items() if state} == {number for number, state in optimizer.state.items() if state}
 
 
+@pytest.mark.process
 def test_a_training_step_imports_neither_torchs_compiler_nor_sympy(tmp_path: Path) -> None:
     code = (
         "import sys; from crmatch.__main__ import main\n"
