@@ -1,9 +1,9 @@
-# Each target makes what it needs: a venv in .venv with the pinned versions of constraints.txt.
-# On a machine whose index has no CPU build of PyTorch: make demo PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# Each target first creates the venv .venv if it is missing, with the versions pinned in constraints.txt.
+# If pip's index has no CPU build of PyTorch: make demo PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PYTHON ?= python3
 PIP_OPTIONS ?=
 EXTRAS ?= dev
-# Two test processes, a file at a time: the tests' networks are tiny, and a second thread would only wait.
+# Two test processes, each with one file at a time: the networks of the tests are too small to use a second thread.
 PYTEST_OPTIONS ?= -n 2 --dist loadfile
 BIN := .venv/bin
 comma := ,
@@ -12,24 +12,28 @@ ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard
 
 .PHONY: demo results quick test slow-test crash-test lint types format clean
 
+# Train on 40 labeled digits and write report.html: two to three minutes.
 demo: $(INSTALLED)
 	$(BIN)/crmatch train digits@4 --baseline
 	$(BIN)/crmatch report runs/digits@4/crmatch/split1-seed0 --out report.html
 
+# Rewrite the tables in docs/ from the committed records, without training.
 results: $(INSTALLED)
 	$(BIN)/python benchmarks/accuracy.py digits small --from-records
 	$(BIN)/python benchmarks/results.py
 
-# Everything that starts no other process.
+# All tests that start no other process.
 quick: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "not slow and not process"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --durations=15
 
+# Tests that take minutes each.
 slow-test: $(ALL_INSTALLED)
 	$(BIN)/python -m pytest -m slow
 
+# Kill and resume runs of every method; writes docs/results/survival.md.
 crash-test: $(INSTALLED)
 	$(BIN)/python tests/crash/full.py
 
@@ -44,7 +48,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The extras are part of the name, so that asking for more of them installs them.
+# The name of the stamp file contains the extras, so that another set of extras is installed too.
 .venv/installed-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[$(subst -,$(comma),$*)]'

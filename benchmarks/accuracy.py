@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Accuracy of methods over splits, as pages of tables with mean, deviation, n and seconds.
+"""Test errors of all methods over the fixed splits: tables with mean, deviation, n and seconds.
 
     python benchmarks/accuracy.py digits                                  # every method on digits@4: hours
     python benchmarks/accuracy.py small --data-dir DIR                    # real color images, DIR/svhn_small.npz and others
-    python benchmarks/accuracy.py digits --methods vat --splits 2         # only these runs of it
-    python benchmarks/accuracy.py digits small --from-records             # the pages anew from the committed records
+    python benchmarks/accuracy.py digits --methods vat --splits 2         # only these runs
+    python benchmarks/accuracy.py digits small --from-records             # rewrite the pages from the committed records
 
-Trains what is missing (finished runs are reused), keeps every record under docs/results/records/, and writes
-docs/results/<page>.md from all records of the page.
+Missing runs are trained, finished runs are reused. Every record is saved in docs/results/records/, and docs/results/<page>.md
+is written from all records of the page.
 """
 
 from __future__ import annotations
@@ -28,23 +28,41 @@ from crmatch.spec.run_spec import RunSpec, differences, replace
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 AVERAGES = (
-    "averages of predictions and labels remember as long as the weights' EMA of `quick` does, not 1/1000 of their published "
-    "memory: one batch of 16 labels says nothing about the frequencies of ten classes."
+    "moving averages of predictions and labels decay as slowly as the EMA of the weights. Scaled with the run they would cover "
+    "a single batch, and 16 labels do not show the frequencies of ten classes."
 )
 NOTES = {
-    "remixmatch": ("[a]", f"at most two strong views (eight make a step four times as long); {AVERAGES}"),
+    "remixmatch": ("[a]", f"at most two strong views, because eight make a step four times as long; {AVERAGES}"),
     "mixmatch": (
         "[c]",
-        "the weight of unlabeled images rises over 40 % of the run, as in USB. In proportion to the published ramp it would be "
-        "at 100 after 16 steps, when guesses are still random; the network then memorizes the labels and answers at "
-        "random (76 % error).",
+        "the weight of the unlabeled images rises over 40 % of the run, as in USB. Scaled with the run, the published ramp "
+        "would end after 16 of 1,000 steps, when guesses are still random; on digits@4 the network then only memorizes the "
+        "labels (76 % error).",
     ),
-    "featmatch": ("[d]", "two strong views instead of eight, which make a step five times as long as any other method's."),
-    "label_propagation": ("[e]", "keeps its learning rate of two stages, the second of which starts anew."),
+    "featmatch": (
+        "[d]",
+        "two strong views instead of eight, because eight make a step five times as long as that of any other method.",
+    ),
+    "label_propagation": (
+        "[e]",
+        "keeps its learning rate schedule of two stages; the second stage starts again at the full rate.",
+    ),
     **dict.fromkeys(("freematch", "softmatch", "adamatch"), ("[b]", AVERAGES)),
     **dict.fromkeys(("crmatch+freematch", "crmatch+softmatch", "crmatch+adamatch"), ("[b]", AVERAGES)),
 }
-"""Exceptions of `quick` from the rule that lengths scale with the run: mark and reason, by method."""
+"""Where `quick` departs from the rule that lengths scale with the run: footnote mark and reason, by method."""
+LEGEND = """How to read the tables:
+
+- The test error is that of the final model, with the standard deviation (n - 1) over splits. It is measured with the moving
+  average of the weights, and "other weights" are the raw ones. For methods without a moving average it is the other way round.
+- "Pseudo-labels used, wrong" are percentages in the last steps: unlabeled images whose pseudo-label is used, and wrong ones
+  among these.
+- Passes, time and memory are those of a step on digits@4. Time and memory are relative to supervised-only on the same number
+  of images (`docs/results/method-cost.json`).
+- Numerics is the version of the arithmetic (`NUMERICS` in `src/crmatch/spec/run_spec.py`).
+- All methods share the values of the recipe `quick` (`crmatch show config SETTING --recipe quick`). Lengths in steps that the
+  paper of a method gives are scaled to the length of the run. Letters in brackets mark exceptions.
+"""
 ROWS = ("crmatch", "fixmatch", "fixmatch+ctaugment", "uda", "remixmatch", "mixmatch", "mean_teacher")
 MEMORIES = ("featmatch", "label_propagation", "plcb")
 RULES = ("flexmatch", "freematch", "softmatch", "adamatch")
@@ -64,7 +82,7 @@ PAGES: dict[str, Plan] = {
         "mini_imagenet_small@10": dict.fromkeys((*MEMORIES, "supervised"), (1,)),
     },
 }
-"""The paper's rows on five splits of digits@4, all else on three; real images on one."""
+"""The methods of the paper's tables on five splits of digits@4, all others on three; color images on one split."""
 
 
 def record_path(record: RunRecord, method: str) -> Path:
@@ -73,7 +91,7 @@ def record_path(record: RunRecord, method: str) -> Path:
 
 
 def spec_of(setting: Setting, method: str) -> RunSpec:
-    """The quick spec of `NAME`, of `NAME+ctaugment`, or of `NAME+PRESET`: with a preset's choices, e.g. crmatch+flexmatch."""
+    """The quick spec of a method, e.g. `fixmatch`; with a policy, `fixmatch+ctaugment`; with a preset, `crmatch+flexmatch`."""
     name, _, change = method.partition("+")
     spec = recipe(setting, name, "quick")
     if change in ("randaugment", "ctaugment"):
@@ -101,7 +119,7 @@ def train(plan: Plan, out: Path, data_dir: Path | None) -> None:
 
 
 def read(setting: str, methods: dict[str, tuple[int, ...]]) -> dict[str, list[RunRecord]]:
-    """The committed records by method; those of a method differ in their splits only."""
+    """The committed records by method. The records of a method must differ in their splits only."""
     records: dict[str, list[RunRecord]] = {}
     for method, splits in methods.items():
         files = [RESULTS / "records" / setting / f"{method}-quick-split{split}-seed0.json" for split in splits]
@@ -139,14 +157,14 @@ def table(records: dict[str, list[RunRecord]]) -> str:
 
 
 def used_pseudo_labels(runs: list[RunRecord]) -> str:
-    """Share of unlabeled images whose pseudo-labels count, and the share of wrong ones among them; of the last steps."""
+    """Percentage of unlabeled images whose pseudo-labels are used, and of wrong ones among these, in the last steps."""
     if any("mask_rate" not in run.final for run in runs):
         return ""
     return ", ".join(f"{statistics.mean(run.final[key] for run in runs):.0f}" for key in ("mask_rate", "contributing_error"))
 
 
 def about_ctaugment(records: dict[str, list[RunRecord]]) -> list[str]:
-    """What is known where FixMatch with CTAugment is no better than supervised-only."""
+    """An explanation, if FixMatch with CTAugment is no better than supervised-only."""
     runs = [records.get(method, []) for method in ("fixmatch+ctaugment", "fixmatch", "supervised")]
     if not all(runs):
         return []
@@ -155,14 +173,14 @@ def about_ctaugment(records: dict[str, list[RunRecord]]) -> list[str]:
     if not (learned > supervised > random and wrong > 2 * wrong_by_random):
         return []
     return [
-        f"FixMatch with CTAugment does not beat supervised-only here: {wrong:.0f} % of the pseudo-labels that count are wrong "
-        f"at the end, {wrong_by_random:.0f} % with RandAugment. Magnitudes that pass CTAugment's test on few labels are mild "
-        "(its rates are in the record), so the network becomes sure of what it guesses before it guesses right."
+        f"FixMatch with CTAugment does not beat supervised-only here: at the end {wrong:.0f} % of the pseudo-labels it uses "
+        f"are wrong, against {wrong_by_random:.0f} % with RandAugment. With few labels CTAugment allows only mild magnitudes "
+        "(its rates are in the record), so the network becomes confident before its predictions are right."
     ]
 
 
 def about_mixing(records: dict[str, list[RunRecord]]) -> list[str]:
-    """What is known where MixMatch or ReMixMatch is no better than supervised-only."""
+    """An explanation, if MixMatch or ReMixMatch is no better than supervised-only."""
     found = []
     for name, of in (("MixMatch", "mixmatch"), ("ReMixMatch", "remixmatch")):
         if not {of, "supervised"} <= records.keys():
@@ -171,18 +189,28 @@ def about_mixing(records: dict[str, list[RunRecord]]) -> list[str]:
         if (run.error or 0.0) < (supervised.error or 0.0):
             continue
         rise = run.spec.method.scaled(run.spec.method.model_dump()["ramp_steps"], run.steps)
-        loss = f"{run.final['loss/supervised']:.2f} (guessing gives {math.log(len(run.class_names)):.2f})"
+        loss = f"{run.final['loss/supervised']:.2f} (uniform guessing: {math.log(len(run.class_names)):.2f})"
         found.append(
-            f"{name} does not beat supervised-only here; its curves say that `quick` sets it wrongly. Its unlabeled terms have "
-            f"full weight after {rise:,} steps, when few guesses are right, and agreeing is cheaper than knowing. At "
-            f"the end its loss on labeled (mixed) images is {loss}"
-            + (f", its predictions differ by {run.final['loss/consistency']:.3f} (mean square)." if of == "mixmatch" else ".")
+            f"{name} does not beat supervised-only here. {about_one_class(run)}Its curves suggest that `quick` does not suit "
+            f"it: the unlabeled terms reach full weight after {rise:,} steps, when few guesses are right. At the end, the loss "
+            f"on labeled (mixed) images is {loss}"
+            + (f" and the consistency loss {run.final['loss/consistency']:.3f} (mean square)." if of == "mixmatch" else ".")
         )
     return found
 
 
+def about_one_class(run: RunRecord) -> str:
+    """A sentence for a model that predicts nearly always the same class, else nothing."""
+    predicted = [sum(column) for column in zip(*run.confusion, strict=True)]
+    share = max(predicted, default=0) / max(sum(predicted), 1)
+    if share < 0.9:
+        return ""
+    name = run.class_names[predicted.index(max(predicted))]
+    return f'It predicts the class "{name}" for {100 * share:.0f} % of the test images. '
+
+
 def about_wrong_pseudo_labels(records: dict[str, list[RunRecord]]) -> list[str]:
-    """What is known where no method ever guesses well."""
+    """An explanation, if the pseudo-labels of all methods are mostly wrong."""
     wrong = [run.final["contributing_error"] for runs in records.values() for run in runs if "contributing_error" in run.final]
     supervised = records.get("supervised", [])
     if not (wrong and supervised and min(wrong) > 75):
@@ -190,9 +218,9 @@ def about_wrong_pseudo_labels(records: dict[str, list[RunRecord]]) -> list[str]:
     one = supervised[0]
     passes = one.steps * one.spec.plan.labeled_batch_size / one.labeled_images
     return [
-        f"Too short a run for so many classes to say which method is better: {passes:.0f} passes over the labels leave "
-        f"supervised-only with a training loss of {one.final['loss/supervised']:.1f}, and at least {min(wrong):.0f} % of any "
-        "method's pseudo-labels are wrong to the end."
+        f"The run is too short for so many classes to tell which method is better: after {passes:.0f} passes over the labels, "
+        f"supervised-only has a training loss of {one.final['loss/supervised']:.1f}, and at the end at least "
+        f"{min(wrong):.0f} % of the pseudo-labels of every method are wrong."
     ]
 
 
@@ -206,33 +234,28 @@ def section(setting: str, records: dict[str, list[RunRecord]], command: str) -> 
     notes = "\n\n".join([*(f"{mark} {text}" for mark, text in marked), *findings])
     return f"""## {setting}, recipe quick
 
-{one.labeled_images} labeled, {one.unlabeled_images:,} unlabeled, {one.test_images:,} test images; {one.steps:,} steps at
-{one.spec.data.image_size}x{one.spec.data.image_size}; error of the final model, seed 0, deviation over splits with n - 1.
-The model that counts is the moving average of the weights, and the raw weights are "other"; for methods without an average it
-is the other way round. Pseudo-labels are those of the last steps: the share of images that count, and the wrong share of these.
-Passes, time and memory of a step are those of digits@4, time and memory relative to supervised-only on
-as many images (`docs/results/method-cost.json`).
-Every method has the common values of `quick` (spec 6.1), lengths in proportion to the run.
+{one.labeled_images} labeled, {one.unlabeled_images:,} unlabeled and {one.test_images:,} test images; {one.steps:,} steps at
+{one.spec.data.image_size}x{one.spec.data.image_size} pixels; seed 0.
 
 {table(records)}
 
 {notes}
 
-Made by `{command}` on {threads} ({versions}); the records are in `docs/results/records/{setting}/`.
-Seconds are of a shared, noisy machine, most runs two at a time.
+Made by `{command}` on {threads} ({versions}). The records are in `docs/results/records/{setting}/`.
+Seconds were measured on a shared machine, where most runs trained two at a time.
 """
 
 
 def page(name: str) -> str:
-    """The text of a page, from the records there are."""
+    """The text of a page, made from the committed records."""
     found = {setting: read(setting, methods) for setting, methods in PAGES[name].items()}
     command = f"python benchmarks/accuracy.py {name}"
     sections = [section(setting, records, command) for setting, records in found.items() if records]
-    return f"# Results: {name}\n\n" + "\n".join(sections)
+    return f"# Results: {name}\n\n{LEGEND}\n" + "\n".join(sections)
 
 
 def chosen(plan: Plan, methods: str | None, splits: str | None, settings: str | None) -> Plan:
-    """What of a plan is asked for."""
+    """The part of a plan that the options select."""
     wanted_splits = parse_splits(splits) if splits else None
     return {
         setting: {
@@ -248,12 +271,12 @@ def chosen(plan: Plan, methods: str | None, splits: str | None, settings: str | 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="+", choices=PAGES)
-    parser.add_argument("--settings", help="train only these of the page's")
-    parser.add_argument("--methods", help="train only these of the page's")
-    parser.add_argument("--splits", help="train only these of the page's")
-    parser.add_argument("--out", type=Path, default=Path("runs"))
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--from-records", action="store_true", help="train nothing")
+    parser.add_argument("--settings", help="train only these settings of the page, separated by commas")
+    parser.add_argument("--methods", help="train only these methods of the page, separated by commas")
+    parser.add_argument("--splits", help="train only these splits of the page, e.g. 1-3 or 2")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs are kept")
+    parser.add_argument("--data-dir", type=Path, help="where packed sets are kept")
+    parser.add_argument("--from-records", action="store_true", help="train nothing; only write the pages")
     options = parser.parse_args()
     for name in options.pages:
         if not options.from_records:

@@ -2,8 +2,9 @@
 
     python benchmarks/augmentation.py [--rounds 15] [--out docs/results]
 
-Prints the tables and writes augmentation.json and augmentation.md. All contenders take turns within one run, because
-timings on shared machines vary by a factor of two from minute to minute; the Pillow pipeline is the tests' reference.
+Prints the tables and writes augmentation.json and augmentation.md. The pipelines take turns within one run, because timings
+on shared machines vary by a factor of two from minute to minute. The Pillow pipeline is the one that the tests use as
+reference.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ IMAGE_SIZES = (16, 32, 64, 96, 128, 224)
 
 
 class Work(NamedTuple):
-    """A batch, its draws, and the weak view's padding."""
+    """A batch, its random draws, and the padding of the weak view."""
 
     images: Tensor
     top: Tensor
@@ -76,7 +77,7 @@ def batched_strong(work: Work) -> Tensor:
 
 
 def pillow_pipelines(work: Work) -> tuple[Callable[[], NDArray[np.uint8]], Callable[[], NDArray[np.uint8]]]:
-    """The weak and the strong pipeline on arrays (H, W, C), as a worker process would hold them."""
+    """The weak and the strong pipeline on arrays (H, W, C), as in the worker process of a data loader."""
     reference = _load_reference()
     arrays = list(work.images.permute(0, 2, 3, 1).contiguous().numpy())
     crops = list(zip(work.top.tolist(), work.left.tolist(), work.mirrored.tolist(), strict=True))
@@ -102,12 +103,12 @@ def pillow_pipelines(work: Work) -> tuple[Callable[[], NDArray[np.uint8]], Calla
 
 
 def compare(count: int, side: int, rounds: int) -> dict[str, Any]:
-    """Both pipelines, ours and Pillow's, after checking that they give the same pixels."""
+    """Time our pipelines and Pillow's, after a check that they give the same pixels."""
     work = prepare(count, side)
     pillow_weak, pillow_strong = pillow_pipelines(work)
     for ours, theirs in ((batched_weak(work), pillow_weak()), (batched_strong(work), pillow_strong())):
         if not np.array_equal(ours.permute(0, 2, 3, 1).numpy(), theirs):
-            raise AssertionError("the two pipelines disagree; run the tests")
+            raise AssertionError("the two pipelines give different pixels; run the tests")
     generator = torch.Generator().manual_seed(1)
     seconds = take_turns(
         {
@@ -154,8 +155,9 @@ def to_markdown(result: Mapping[str, Any]) -> str:
         "# Augmentation: speed and exactness",
         "",
         f"Written by `{result['command']}` on {result['machine']}.",
-        "One thread; medians over rounds in which all contenders take turns. Pillow's pipeline works image by image with the",
-        "same draws and gives the same pixels (checked before every measurement). Strong includes the weak crop and CutOut.",
+        "One thread; medians over rounds in which all pipelines take turns. The Pillow pipeline processes one image at a time",
+        "with the same random draws and gives the same pixels (checked before every measurement). The strong pipeline",
+        "includes the weak crop and CutOut.",
         "",
         "| batch | pipeline | Pillow, us per image | ours, us per image | times faster (quartiles) |",
         "|---|---|---|---|---|",
@@ -170,7 +172,7 @@ def to_markdown(result: Mapping[str, Any]) -> str:
                 f"| {faster['median']:.1f} ({low:.1f} to {high:.1f}) |"
             )
     draws = result["comparison"][0]["draws"]["microseconds_per_image"]
-    lines += ["", f"Making the draws of a strong view takes another {draws:.1f} us per image.", ""]
+    lines += ["", f"Drawing the random numbers of a strong view takes another {draws:.1f} us per image.", ""]
     for title, key in (("batch size", "by_batch_size"), ("image size", "by_image_size")):
         lines += [f"Growth with {title}:", "", "| batch | weak, us per image | strong, us per image |", "|---|---|---|"]
         lines += [
@@ -179,13 +181,13 @@ def to_markdown(result: Mapping[str, Any]) -> str:
         ]
         lines.append("")
     lines += [
-        f"In a batch of 2,048 a strong view costs {result['strong_2048_over_448']:.2f} times what it costs in one of 448.",
+        f"In a batch of 2,048, a strong view takes {result['strong_2048_over_448']:.2f} times as long as in a batch of 448.",
         "",
         "## Exactness",
         "",
-        "Every operation gives Pillow's bytes, in 100 % of the pixels of 10,000 images each (sizes 8 to 97, gray and color,",
-        "whole value range; `tests/augment/test_operations_exact.py`): the 14 of RandAugment, and invert, blur, smooth, the",
-        "blends, rescale with its six filters, scale and hue. No operation is only approximate.",
+        "Every operation gives exactly Pillow's pixels. Each one was compared on 10,000 images of 8 to 97 pixels, grayscale",
+        "and color, over its whole value range (`tests/augment/test_operations_exact.py`): the 14 operations of RandAugment,",
+        "and invert, blur, smooth, the blends, rescale with its six filters, scale and hue.",
         "",
     ]
     return "\n".join(lines)
@@ -213,8 +215,8 @@ def _read(path: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument("--rounds", type=int, default=15, help="repetitions of each measurement")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="where the page is written")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as every training run does

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What share of a `quick` training step of CR-Match on color images augmentation takes.
+"""The share of augmentation in a `quick` training step of CR-Match on color images.
 
     python benchmarks/augmentation_share.py
 
-Random 32x32 color images brought to 16x16, two threads; a step and its batch alone take turns. Writes
-docs/results/augmentation-share.md.
+The images are random, 32x32 pixels, resized to 16x16; torch uses its default number of threads. Making a batch and taking a
+step alternate. Writes docs/results/augmentation-share.md.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def main() -> None:
     step_ms, batch_ms = 1000 * statistics.median(steps), 1000 * statistics.median(batches)
     text = f"""# Augmentation in a training step
 
-A `quick` step of CR-Match on color images takes {step_ms:.0f} ms (median of {ROUNDS}), of which making the batch (gathering,
-weak and strong augmentation of 240 images, normalization) takes {batch_ms:.1f} ms: {middle_share:.1f} %
+A `quick` step of CR-Match on color images takes {step_ms:.0f} ms (median of {ROUNDS}). Making its batch (gathering,
+weak and strong augmentation of 240 images, normalization) takes {batch_ms:.1f} ms, which is {middle_share:.1f} % of the step
 (quartiles {low:.1f} to {high:.1f}). Made by `python benchmarks/augmentation_share.py`.
 """
     (RESULTS / "augmentation-share.md").write_text(text)

@@ -1,7 +1,7 @@
-"""The convolution kernels that a piece of work calls, to be called again without anything between them.
+"""Record the convolution kernels that a function calls, and call them again with nothing in between.
 
-They are the same for every program that trains the same network with the same library: what they take is the least a step can
-take, and the rest is what a program can save.
+They are the same in every program that trains the same network with the same library. Their time is therefore a lower bound
+for a step, and a program can save at most the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convoluti
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts calls of convolutions by what they are given: sizes of tensors, everything else as it is."""
+    """Counts calls of convolutions by their arguments: the shapes of tensors, other arguments themselves."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def kernels_of(work: Callable[[], object]) -> Callable[[], None]:
-    """A function that calls the convolution kernels of `work`, as often, on random channels_last tensors of the same sizes."""
+    """A function that calls the convolution kernels of `work`, equally often, on random tensors of the same shapes."""
     with _Recorder() as recorder:
         work()
     tensors: dict[torch.Size, Tensor] = {}
@@ -56,7 +56,7 @@ def _description(argument: Any) -> Any:
 
 
 def _tensor(argument: Any, made: dict[torch.Size, Tensor]) -> Any:
-    """A tensor of the described size, the same one for the same size; anything else is the argument itself."""
+    """A tensor of the described shape, one for each shape; any other argument unchanged."""
     if not isinstance(argument, torch.Size):
         return argument
     if argument not in made:

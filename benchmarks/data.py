@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Own pictures: how fast a folder of small PNG files is indexed, decoded and opened again, and what memory that takes.
+"""Your own pictures: time and memory to index, decode and reopen a folder of small PNG files.
 
     python benchmarks/data.py [--pictures 60000] [--rounds 5] [--gibibytes 4] [--out docs/results]
 
-Against a bare loop of two processes that open each file with Pillow, convert it to RGB and make an array of it, and do
-nothing else; their start is not counted, ours is. Both take turns within one run, because timings on shared machines vary
-by a factor of two from minute to minute. Then the same for a set of some GiB of pixels, where only memory counts. Prints the
-tables and writes data.md and data.json.
+The comparison is a bare loop: two processes open each file with Pillow, convert it to RGB and make an array of it. Their
+start-up time is excluded, ours is included. Both take turns within one run, because timings on shared machines vary by a
+factor of two from minute to minute. A second part measures the memory for a set of several GiB of pixels. Prints the tables
+and writes data.md and data.json.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write_pictures(folder: Path, count: int) -> None:
 
 
 def start(part: str, *arguments: object) -> subprocess.Popen[str]:
-    """A fresh process that has imported what it needs and waits for a line."""
+    """A new process that has imported its modules and waits for a line."""
     process = subprocess.Popen(
         [sys.executable, __file__, "--part", part, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ def say(value: object) -> None:
 
 
 def bare_part(folder: str, share: str) -> None:
-    """One of the bare loops: every second file."""
+    """One of the two bare loops; it reads every second file."""
     say("ready")
     sys.stdin.readline()
     paths = sorted(path for path in Path(folder).rglob("*.png"))
@@ -89,7 +89,7 @@ def bare_part(folder: str, share: str) -> None:
 
 
 def load_part(folder: str, cache: str, size: str) -> None:
-    """Scan and load, then touch every pixel."""
+    """Scan and load, then read every fourth row of pixels, so that all pages are loaded."""
     from crmatch.data.folder.cache import decode_folder
     from crmatch.data.folder.preflight import preflight
     from crmatch.data.folder.scan import scan_folder
@@ -123,7 +123,7 @@ def load_part(folder: str, cache: str, size: str) -> None:
 
 
 def memory(process: int) -> dict[str, int]:
-    """Bytes a process and its children hold: their share of all pages, and of those the anonymous ones."""
+    """Memory of a process and its children in bytes: their proportional share of all pages, and of anonymous pages."""
     total = {"Pss": 0, "Pss_Anon": 0}
     try:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
@@ -133,12 +133,12 @@ def memory(process: int) -> dict[str, int]:
                 if name in total:
                     total[name] += int(value.split()[0]) * 1024
     except OSError:
-        pass  # a worker has just ended
+        pass  # a worker has ended in the meantime
     return total
 
 
 class Watch:
-    """The peaks of a process and its children, over what they held in the beginning."""
+    """Peak memory of a process and its children, above their memory at the start."""
 
     def __init__(self, process: int) -> None:
         self.process, self.first, self.peak = process, memory(process), memory(process)
@@ -169,7 +169,7 @@ def bare(folder: Path) -> tuple[float, float]:
 
 
 def load(folder: Path, cache: Path, watched: bool = False, size: int = 0) -> dict[str, Any]:
-    """Times of one start, or its peak memory: watching costs time."""
+    """Times of one start; with `watched` its peak memory too, which makes it slower."""
     process = start("load", folder, cache, size)
     watch = Watch(process.pid) if watched else None
     go(process)
@@ -184,7 +184,7 @@ def load(folder: Path, cache: Path, watched: bool = False, size: int = 0) -> dic
 
 
 def measure(folder: Path, work: Path, count: int, rounds: int) -> dict[str, Any]:
-    """All figures."""
+    """All measurements of the small pictures."""
     lines = []
     for number in range(rounds):
         cache = work / f"cache{number}"
@@ -219,7 +219,7 @@ def measure(folder: Path, work: Path, count: int, rounds: int) -> dict[str, Any]
 
 
 def measure_large(work: Path, gibibytes: float) -> dict[str, Any]:
-    """A set larger than anyone would copy: a thousand pictures under many names, enlarged."""
+    """A large set: a thousand pictures, linked under many names and enlarged."""
     count = int(gibibytes * 2**30) // (3 * LARGE_SIDE**2) + 1
     write_pictures(work / "source", 1_000)
     source = sorted((work / "source").rglob("*.png"))
@@ -246,34 +246,34 @@ def to_markdown(result: dict[str, Any]) -> str:
     def speed(key: str) -> str:
         return f"{middle[key]:,.0f} ({best[key]:,.0f})"
 
-    return f"""# Own pictures: reading cost
+    return f"""# Your own pictures: reading cost
 
 Written by `{result["command"]}` on {result["machine"]}, on a machine that was busy with other work.
-{result["pictures"]:,} PNG files of {SIDE}x{SIDE} in color; medians of {rounds} rounds, in each of which all take turns.
-The bare loop is two processes that open each file with Pillow, convert it to RGB and make an array of it; its start and
-its listing of files are not counted, ours are.
+{result["pictures"]:,} color PNG files of {SIDE}x{SIDE} pixels; medians of {rounds} rounds, in which all programs take turns.
+The bare loop is two processes that open each file with Pillow, convert it to RGB and make an array of it. Starting them and
+listing their files is not included in their time; it is included in ours.
 
-| what | measured | wanted |
+| what | measured | goal |
 |---|---|---|
 | bare loop of two processes, pictures per second, median (best round) | {speed("bare_per_second")} | |
-| first start (scan, decode, write the cache), likewise | {speed("first_per_second")} | |
-| ... share of the bare loop: median of rounds (best against best) | {share} | at least {RATIO:.0%} |
+| first start (scan, decode, write the cache), pictures per second, median (best round) | {speed("first_per_second")} | |
+| first start relative to the bare loop: median of rounds (best round against best round) | {share} | at least {RATIO:.0%} |
 | bare loop, processor time per picture, us | {middle["bare_processor_us"]:.0f} | |
 | first start, processor time per picture, workers and their start included, us | {middle["first_processor_us"]:.0f} | |
-| of that, scanning, s | {middle["scan_seconds"]:.2f} | |
+| first start, scanning only, s | {middle["scan_seconds"]:.2f} | |
 | start with a cache (scan and map), s | {middle["restart_seconds"]:.2f} | under {RESTART:.0f} |
 | preflight report (duplicates included), s | {middle["preflight_seconds"]:.2f} | |
-| first start, peak memory over the pixels' {middle["pixels_mb"]:.0f} MB | {middle["first_memory"]:.2f} | at most {MEMORY} |
-| start with a cache, peak memory over the pixels' bytes | {middle["restart_memory"]:.2f} | at most {MEMORY} |
+| first start, peak memory over {middle["pixels_mb"]:.0f} MB of pixels | {middle["first_memory"]:.2f} | at most {MEMORY} |
+| start with a cache, peak memory over size of the pixels | {middle["restart_memory"]:.2f} | at most {MEMORY} |
 | first start, anonymous memory, MB | {middle["first_anonymous_mb"]:.0f} | |
 
-Memory, watched in starts of its own, is what the process and its decoding workers hold beyond the imports (proportional
-share of all pages, sampled every 50 ms), with every pixel touched at the end; workers count from their start, imports
-included. The pixels themselves are pages of the cache's file, which the system may drop at any time.
+Memory was measured in separate starts. It is the memory of the process and its decoding workers (proportional share of all
+pages, sampled every 50 ms), including a final read of all pixels. The imports of the process are subtracted, those of the
+workers are not. The pixels are pages of the cache file, which the system may drop at any time.
 
 ## Large sets
 
-{large["pictures"]:,} pictures at {LARGE_SIDE}x{LARGE_SIDE}: {large["gibibytes"]:.1f} GiB of pixels, mapped and all read once.
+{large["pictures"]:,} pictures at {LARGE_SIDE}x{LARGE_SIDE}: {large["gibibytes"]:.1f} GiB of pixels, mapped and read once.
 
 | what | s | anonymous memory, MB |
 |---|---|---|
@@ -284,10 +284,10 @@ included. The pixels themselves are pages of the cache's file, which the system 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=60_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--gibibytes", type=float, default=4)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument("--pictures", type=int, default=60_000, help="number of small pictures")
+    parser.add_argument("--rounds", type=int, default=5, help="repetitions of each measurement")
+    parser.add_argument("--gibibytes", type=float, default=4, help="pixels of the large set in GiB")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="where the page is written")
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Cost of one refresh of deep label propagation: graph, linear systems and weights, by number of images.
+"""Cost of one refresh of deep label propagation (graph, linear systems, weights) by number of images.
 
     python benchmarks/label_propagation.py --threads 2
 
-Features are random, 128 wide, in 100 noisy groups with 10 labels each, the hardest number of classes of the paper's sets. Each
-size runs in a process of its own, so that its peak memory is its own. Writes docs/results/label-propagation.md and .json.
+Features are random vectors of 128 dimensions in 100 noisy groups (the largest number of classes in the paper) with 10 labels
+each. Each size runs in its own process, so that peak memory is measured separately. Writes docs/results/label-propagation.md
+and .json.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def resident_peak() -> int:
 
 
 def measure(images: int, threads: int) -> dict[str, float]:
-    """Seconds of each part and of a whole refresh, and memory on top of the features (the child's part)."""
+    """Seconds of each part and of a whole refresh, and memory without the features; runs in a child process."""
     import numpy as np
     import torch
 
@@ -66,12 +67,12 @@ def measure(images: int, threads: int) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, float]], threads: int) -> str:
-    """The page."""
+    """The text of the page."""
     lines = [
         "# Cost of a label propagation",
         "",
-        f"One refresh without the features themselves: {WIDTH} wide, k = {NEIGHBORS}, {CLASSES} classes, up to 20 iterations;",
-        f"{threads} thread{'s' * (threads > 1)}, memory on top of the features. Random features in noisy groups.",
+        f"One refresh, without computing the features: {WIDTH} dimensions, k = {NEIGHBORS}, {CLASSES} classes, at most",
+        f"20 iterations, {threads} thread{'s' * (threads > 1)}. Features are random, in noisy groups; memory excludes them.",
         "",
         "| images | refresh s | neighbors s | graph s | solve s | edges | peak MiB | wrong labels |",
         "|---|---|---|---|---|---|---|---|",
@@ -91,20 +92,21 @@ def table(rows: list[dict[str, float]], threads: int) -> str:
     lines += [
         "",
         f"From {first['images']:,} to {last['images']:,} images, time grows as {growth}.",
-        "Exact neighbors compare every pair of images: N^2 inner products, N rows of N values to choose from. The graph has",
-        "at most 2 k N edges, so an iteration of the solver is linear in N, steeper only where its vectors outgrow the cache.",
-        "Memory is one block of similarities (512 rows), the graph, and the values of all classes: linear in N.",
+        "The search for exact neighbors compares all pairs of images (N^2 inner products). The graph has at most 2 k N edges,",
+        "so an iteration of the solver is linear in N until its vectors outgrow the cache. Memory is linear in N: one block of",
+        "similarities (512 rows), the graph, and the values of all classes.",
         "",
-        f"Made by `python benchmarks/label_propagation.py --threads {threads}` at a load of {os.getloadavg()[0]:.1f} on",
-        f"{os.cpu_count()} cores; a quiet machine is faster.",
+        f"Made by `python benchmarks/label_propagation.py --threads {threads}` on {os.cpu_count()} cores with a load of "
+        f"{os.getloadavg()[0]:.1f}; an idle",
+        "machine is faster.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, nargs="+", default=[10_000, 20_000, 30_000, 40_000, 50_000])
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--images", type=int, nargs="+", default=[10_000, 20_000, 30_000, 40_000, 50_000], help="sizes")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Training on a set larger than one wants in memory: anonymous memory and step time against a small set.
+"""Training on a data set of several GiB: memory and step time compared with a small set.
 
     python benchmarks/large_set.py --gibibytes 4
 
-Writes two packed sets of random 32x32 color images (a small one of 2,000 images and a large one), trains `quick` on each in a
-process of its own, in turns, and writes docs/results/large-set.md and .json.
+Writes two packed sets of random 32x32 color images (a small one of 2,000 images and a large one), trains `quick` on
+each in its own process, in turns, and writes docs/results/large-set.md and .json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = 20
 
 
 def write_set(path: Path, images: int) -> None:
-    """A packed set of random pixels, written piece by piece."""
+    """Write a packed set of random pixels in chunks."""
     from crmatch.data.packed import Rows, write_packed
 
     random = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def memory() -> dict[str, int]:
 
 
 def measure(folder: Path, name: str) -> None:
-    """Train a few steps on one set and print seconds per step and memory (the child's part)."""
+    """Train a few steps on one set and print seconds per step and memory; runs in a child process."""
     import time
 
     from crmatch.data.settings import parse_setting
@@ -76,8 +76,8 @@ def measure(folder: Path, name: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gibibytes", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--gibibytes", type=float, default=4.0, help="pixels of the large set in GiB")
+    parser.add_argument("--rounds", type=int, default=2, help="processes per set")
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -92,7 +92,7 @@ def main() -> None:
             for name, rows in found.items():
                 command = [sys.executable, __file__, "--child", folder, name]
                 rows.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-    columns = ("set", "images", "MiB of pixels", "s to be ready", "s per step", "anonymous MiB", "mapped MiB")
+    columns = ("set", "images", "MiB of pixels", "s until ready", "s per step", "anonymous MiB", "mapped MiB")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, count in (("small", SMALL), ("large", images)):
         median = {key: statistics.median(row[key] for row in found[name]) for key in ("ready", "step", "anonymous", "file")}
@@ -100,10 +100,10 @@ def main() -> None:
         times = f"{median['ready']:.2f} | {median['step']:.3f}"
         memory_used = f"{median['anonymous'] / 1024:,.0f} | {median['file'] / 1024:,.0f}"
         lines.append(f"| {name} | {count:,} | {pixels:,.0f} | {times} | {memory_used} |")
-    text = f"""# A set larger than one wants in memory
+    text = f"""# Training on a data set of several GiB
 
-{STEPS} steps of CR-Match (`quick` at {SIDE}x{SIDE}) on packed sets that are mapped, not read; medians of {options.rounds}
-processes each, in turns. Mapped memory is the system's file cache and is given back under pressure.
+{STEPS} steps of CR-Match (`quick` at {SIDE}x{SIDE}) on packed sets that are memory-mapped; medians of {options.rounds}
+processes each, in turns. Mapped memory is the file cache of the system, which frees it when other programs need memory.
 
 {chr(10).join(lines)}
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a step of every method costs: forward passes, images, time and memory, beside supervised-only on as many images.
+"""Cost of a step of every method, compared with supervised-only on the same number of images.
 
     python benchmarks/method_cost.py
 
-Steps of the recipe quick on digits@4. The supervised counterpart sees, in one pass, as many images as the method's passes have
-together; the two take turns, and the ratio of their median times counts. Memory is the growth of the process's peak over five
-steps, each contender in a process of its own. Writes docs/results/method-cost.json, whose figures benchmarks/accuracy.py shows
-beside the errors.
+Measures forward passes, images, time and memory of steps of the recipe `quick` on digits@4. Supervised-only processes in one
+pass as many images as all passes of the method together. The two take turns, and the result is the ratio of their median
+times. Memory is the growth of the peak over five steps, each measured in its own process. Writes
+docs/results/method-cost.json; benchmarks/accuracy.py shows its values next to the errors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KIBI = 1024
 
 
 def start(spec: RunSpec) -> Any:
-    """The run of `spec` in its last quarter, where methods with stages have all their terms."""
+    """A run of `spec` at the start of its last quarter, when methods with several stages use all their terms."""
     from crmatch.runs.experiment import Experiment, load_run_data
     from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime
@@ -44,7 +44,7 @@ def start(spec: RunSpec) -> Any:
 
 
 def passes_of(training: Any) -> list[int]:
-    """Images in each forward pass of one step, student and teacher alike."""
+    """Number of images in each forward pass of one step, of the network and of its EMA."""
     sizes: list[int] = []
     hooks = [
         network.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
@@ -62,7 +62,7 @@ def counterpart(images: int) -> RunSpec:
 
 
 def peak_growth(method: str, images: int) -> int:
-    """Bytes by which the peak memory of a fresh process grows over five steps of `method`, or of its counterpart."""
+    """Growth of the peak memory of a new process over five steps, in bytes: of `method`, or of supervised-only on `images`."""
     command = [sys.executable, __file__, "--memory-of", method, "--images", str(images)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -105,7 +105,8 @@ def measure(method: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--methods", help="measure these, the others stay; default: every method, and CR-Match with each mask rule"
+        "--methods",
+        help="measure only these, separated by commas (default: all methods, and CR-Match with each confidence rule)",
     )
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     parser.add_argument("--images", type=int, default=0, help=argparse.SUPPRESS)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How fast `crmatch predict` is, against the bare forward pass of the same network over pixels that are in memory.
+"""Speed of `crmatch predict`, compared with the forward pass of the same network on pixels in memory.
 
     python benchmarks/predict.py
 
-10,000 PNG pictures of 32x32 pixels; both take turns, in one process, on all cores. Writes docs/results/predict.md.
+Uses 10,000 PNG pictures of 32x32 pixels. Both take turns in one process on all cores. Writes docs/results/predict.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHOSEN: dict[str, Any] = {
 
 
 def untrained(network: Any) -> Model:
-    """A model as it would be loaded from a run."""
+    """A model with random weights, built as if it were loaded from a run."""
     weights = safetensors.torch.save(build_network(network, channels=3, image_size=SIDE, classes=CLASSES).deployed_state())
     config = {
         "network": network.model_dump(mode="json"),
@@ -52,7 +52,7 @@ def untrained(network: Any) -> Model:
 
 
 def write_pictures(folder: Path, count: int) -> list[Path]:
-    """Smooth random pictures, so that they are compressed about as well as photographs."""
+    """Write smooth random pictures, which compress about as well as photographs."""
     random = np.random.default_rng(0)
     paths = [folder / f"{number:05d}.png" for number in range(count)]
     for path in paths:
@@ -69,8 +69,8 @@ def seconds(work: Any) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pictures", type=int, default=10_000, help="number of pictures")
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each measurement")
     options = parser.parse_args()
     choose_runtime(Execution("cpu"))
     lines = []
@@ -89,11 +89,13 @@ def main() -> None:
             share = statistics.median(one / other for one, other in zip(bare, files, strict=True))
             lines.append(f"| {name} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | {100 * share:.0f} % |")
             print(lines[-1], flush=True)
-    table = "\n".join(["| network | bare forward, images/s | predict, pictures/s | share |", "|---|---|---|---|", *lines])
+    table = "\n".join(
+        ["| network | forward pass only, images/s | predict, pictures/s | relative speed |", "|---|---|---|---|", *lines]
+    )
     about = (
-        f"{options.pictures:,} PNG pictures of {SIDE}x{SIDE} pixels, decoded by workers while the network computes; against\n"
-        f"the network alone on pixels in memory, in the same batches of {BATCH}. Median of {options.rounds} rounds in turns,\n"
-        f"{torch.get_num_threads()} threads. Made by `python benchmarks/predict.py`."
+        f"{options.pictures:,} PNG pictures of {SIDE}x{SIDE} pixels, decoded by workers while the network computes, compared\n"
+        f"with the network alone on pixels in memory, in the same batches of {BATCH}. Medians of {options.rounds} rounds in\n"
+        f"turns, {torch.get_num_threads()} threads. Made by `python benchmarks/predict.py`."
     )
     (RESULTS / "predict.md").write_text(f"# Speed of crmatch predict\n\n{about}\n\n{table}\n")
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Make the tables in docs/ anew from the committed records, without training.
+"""Rewrite the tables in docs/ from the committed records, without training.
 
     python benchmarks/results.py                  # every table between markers in docs/**/*.md
     python benchmarks/results.py --collect runs   # first copy the records of these tables from finished runs
 
-A page holds a table between two lines, the first of which says how it is made; the text around it is nobody's but the author's:
+A table stands between two lines, the first of which says how it is made. The text around the tables is not changed:
 
     <!-- crmatch table ablation --setting digits@4 --splits 1-5 -->
     <!-- end of table -->
 
-Of a data set only the images' shape is needed, and that of the sets in `STORED` is known here. A table whose set is neither
-among them nor on this machine is left as it is, and said.
+Only the image shape of a data set is needed. For the sets in `STORED` it is known here. If a set is neither in `STORED` nor
+on this machine, its table is left unchanged, with a message.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ RECORDS = DOCS / "results" / "records"
 BLOCK = re.compile(r"(<!-- crmatch table (?P<arguments>[^>]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 STORED = {"svhn_small": (32, 32, 3)}
-"""(height, width, channels) of packed sets that do not come with the project."""
+"""(height, width, channels) of packed sets that are not part of the project."""
 
 
 def grid_of(arguments: str) -> Grid:
-    """The grid of a marker's arguments: those of `crmatch table` that say what the table is."""
+    """The grid of the arguments in a marker: those of `crmatch table` that define the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     for option in ("--setting", "--recipe", "--splits"):
@@ -63,7 +63,7 @@ def grid_of(arguments: str) -> Grid:
 
 
 def collect(grid: Grid, out: Path) -> int:
-    """Copy records and analyses that are not among the committed ones, or newer in their numerics; returns how many files."""
+    """Copy records and analyses that are not committed or have newer numerics; returns the number of files."""
     here, there = records_in(RECORDS), runs_in(Workspace.at(out), grid)
     copied = 0
     for spec, run in [(spec, run) for spec in grid.specs if (run := there(spec)) is not None]:
@@ -71,7 +71,7 @@ def collect(grid: Grid, out: Path) -> int:
         target = Path(kept.source) if kept else RECORDS / spec.setting / f"{directory.parent.name}-{directory.name}.json"
         newer = kept is None or kept.record.numerics < run.record.numerics
         files = {target: run.record.model_dump(mode="json")} if newer else {}
-        if newer or (kept and kept.record == run.record):  # else its analyses are those of another model
+        if newer or (kept and kept.record == run.record):  # otherwise its analyses belong to another model
             for name in ("probe", "distances"):
                 made, copy = analysis_file(run.source, name), analysis_file(str(target), name)
                 files |= {copy: read_json(made)} if made.exists() and (newer or not copy.exists()) else {}
@@ -82,7 +82,7 @@ def collect(grid: Grid, out: Path) -> int:
 
 
 def rebuilt(page: Path, out: Path | None) -> str:
-    """A page with every table made anew."""
+    """The text of a page with every table rewritten."""
 
     def table(match: re.Match[str]) -> str:
         try:
@@ -100,13 +100,15 @@ def rebuilt(page: Path, out: Path | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collect", type=Path, metavar="RUNS", help="copy missing records from these runs first")
+    parser.add_argument(
+        "--collect", type=Path, metavar="RUNS", help="first copy missing records from the finished runs in this directory"
+    )
     options = parser.parse_args()
     for page in sorted(DOCS.rglob("*.md")):
         text = rebuilt(page, options.collect)
         if text != page.read_text(encoding="utf-8"):
             page.write_text(text, encoding="utf-8")
-            print(f"{page.relative_to(DOCS.parent)} is written anew", file=sys.stderr)
+            print(f"{page.relative_to(DOCS.parent)} was rewritten", file=sys.stderr)
 
 
 if __name__ == "__main__":

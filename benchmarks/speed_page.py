@@ -1,4 +1,4 @@
-"""The page docs/results/speed.md from the figures of benchmarks/training.py."""
+"""Write the page docs/results/speed.md from the measurements of benchmarks/training.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 def write_page(results: dict[str, Any], file: Path) -> None:
-    """Write the sections for which there are figures."""
+    """Write the sections for which there are measurements."""
     sections = [head(results.get("machine"))]
     if "speed" in results:
         sections += [
@@ -37,21 +37,21 @@ def head(machine: dict[str, Any] | None) -> str:
         where = f"\nMachine: {machine['cores']} cores ({machine['processor']}), torch {machine['versions']['torch']}.\n"
     return f"""# Speed and memory of a training step
 
-Made by `python benchmarks/training.py` and `python benchmarks/training.py --full-size`; figures in `speed.json`.
-USB is `semilearn` 0.3.2, its CR-Match as published, on a CPU (`benchmarks/usb_on_cpu.py` says what is replaced). Each of our
-modes and USB are started and then take one step each in turns; ratios are medians over rounds, quartiles in parentheses. USB's
-seven loader processes augment ahead while the others have their turn, which favours USB.
+Made by `python benchmarks/training.py` and `python benchmarks/training.py --full-size`; all values are in `speed.json`.
+USB is the published CR-Match of `semilearn` 0.3.2 on a CPU (`benchmarks/usb_on_cpu.py` says what had to be replaced). USB and
+one of our modes are started and then take one step each in turns. Ratios are medians over rounds, with quartiles in
+parentheses. The seven loader processes of USB prepare batches while the other program has its turn, which favors USB.
 {where}"""
 
 
 def speed(cases: list[dict[str, Any]], convolutions: dict[str, float]) -> str:
-    """Steps of all contenders, and the most that is possible with the same kernels."""
+    """Steps of all programs, and the largest speedup that the same convolution kernels allow."""
     limits = []
     for case in cases:
         share = convolutions[str(case["images"])]
         of_usb = case["contenders"]["crmatch, eager"]["times_usb"][0] / share
         limits.append(
-            f"{100 * share:.0f} % of an eager step of {case['images']:,} images ({of_usb:.2f} times USB without all else)"
+            f"{100 * share:.0f} % of an eager step of {case['images']:,} images ({of_usb:.2f} times USB if that were all)"
         )
     rows = []
     for case in cases:
@@ -59,12 +59,12 @@ def speed(cases: list[dict[str, Any]], convolutions: dict[str, float]) -> str:
             middle, low, high = of["times_usb"]
             rates = (f"{of['seconds']:.2f}", f"{1 / of['seconds']:.3f}", f"{of['images_per_second']:.0f}")
             rows.append((f"{case['images']:,}", name, *rates, f"{middle:.2f} ({low:.2f} to {high:.2f})"))
-    header = ("images per step", "contender", "s per step", "steps/s", "images/s", "times USB")
+    header = ("images per step", "program", "s per step", "steps/s", "images/s", "speed relative to USB")
     return f"""## Steps
 
 {table(header, rows)}
-{cases[0]["rounds"]} rounds. Eager is the default: it needs no compiler, starts at once, and its results are equal to the bit
-from run to run; `--compile` is for long runs. The convolution kernels alone, called one after the other, take
+{cases[0]["rounds"]} rounds. Eager is the default: it needs no compiler, starts at once, and its results are bit-identical from
+run to run. `--compile` is for long runs. The convolution kernels alone, called one after the other, take
 {" and ".join(limits)}.
 """
 
@@ -80,12 +80,12 @@ def memory(contenders: dict[str, Any]) -> str:
         )
         for name, of in contenders.items()
     ]
-    peaks = ("peak with shared pages once, GiB (times USB)", "with shared pages for each process")
-    header = ("contender", *peaks, "s until ready", "s of the first step")
+    peaks = ("peak, shared pages counted once, GiB (relative to USB)", "peak, shared pages counted for each process")
+    header = ("program", *peaks, "s until ready", "s of the first step")
     return f"""## Memory and start
 
 {table(header, rows)}
-1,216 images per step, over three steps and all processes of a contender, sampled four times a second, one contender at a time.
+1,216 images per step. Peaks are over three steps and all processes of a program, sampled four times a second.
 """
 
 
@@ -100,7 +100,7 @@ def losses(values: dict[str, float]) -> str:
     rows = [(name, f"{value:.3g}") for name, value in values.items()]
     return f"""## The same losses
 
-The recipe `usb`, the same weights and inputs (304 images) in both codes, in float64:
+The recipe `usb` with the same weights and inputs (304 images) in both implementations, in float64:
 
 {table(("", "value"), rows)}"""
 
@@ -117,7 +117,7 @@ def growth(series: dict[str, list[dict[str, float]]], share: float) -> str:
 Making the batch (gathering, augmentation, normalization) takes {100 * share:.1f} % of an eager step of 1,216 images.
 
 {together}
-Time per image at 2,304 images is {by_batch[2304] / by_batch[256]:.2f} times that at 256.
+The time per image in steps of 2,304 images is {by_batch[2304] / by_batch[256]:.2f} times that in steps of 256.
 """
 
 

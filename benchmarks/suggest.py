@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Do suggested labels help more than random ones? digits@4, five splits, retrained from scratch.
+"""Do suggested labels help more than random ones? Measured on digits@4, five splits, trained from scratch.
 
     python benchmarks/suggest.py --out runs/suggest
 
-For each split: CR-Match on its 40 labels; then again with the true labels of the 20 suggested images added, and with those
-of 20 random images, three draws. Finished runs are reused, so that an interrupted benchmark goes on where it was. Writes
-docs/results/suggest.md from what is finished.
+For each split, CR-Match is trained on its 40 labels, then with the true labels of 20 suggested images added, and then with
+those of 20 random images (three draws). Finished runs are reused, so an interrupted benchmark can be resumed. Writes
+docs/results/suggest.md.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ DRAWS = 3
 
 
 def trained(setting: str, split: int, steps: int | None, out: Path, labels: Path | None = None) -> tuple[float, Path]:
-    """Test error and directory of CR-Match on a split, with the labels of a file added."""
+    """Test error and run directory of CR-Match on a split, optionally with the labels of a file added."""
     changes = {} if steps is None else {"plan.steps": steps}
     spec = replace(recipe(parse_setting(setting, None, labels), "crmatch", "quick"), split=split, **changes)
     error = run(spec, out).error
     assert error is not None
     print(f"split {split}, {labels.name if labels else 'no more labels'}: {error:.2f} %", flush=True)
     directory = run_directory(out, spec, setting_of(spec))
-    if steps is None and labels:  # those without more labels are of docs/results/digits.md
+    if steps is None and labels:  # records without additional labels are among those of docs/results/digits.md
         RECORDS.mkdir(parents=True, exist_ok=True)
         (RECORDS / f"split{split}-{labels.stem}.json").write_bytes(directory.record.read_bytes())
     return error, directory.path
@@ -51,7 +51,7 @@ def write_labels(path: Path, rows: list[int], labels: torch.Tensor, names: tuple
 
 
 def one_split(setting: str, split: int, count: int, steps: int | None, out: Path) -> dict[str, float]:
-    """Errors without more labels, with suggested ones, and with random ones (mean over draws)."""
+    """Errors without additional labels, with suggested ones, and with random ones (mean over draws)."""
     before, directory = trained(setting, split, steps, out)
     reviewed = read_run(directory, Workspace.at(out))
     train, rows = reviewed.run.data.train, reviewed.scores.rows
@@ -69,11 +69,11 @@ def one_split(setting: str, split: int, count: int, steps: int | None, out: Path
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", default="digits@4")
-    parser.add_argument("--splits", type=int, default=5)
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--steps", type=int, help="for a smoke test; nothing is written to docs/ then")
-    parser.add_argument("--out", type=Path, default=Path("runs/suggest"))
+    parser.add_argument("--setting", default="digits@4", help="data set and labels per class")
+    parser.add_argument("--splits", type=int, default=5, help="number of splits")
+    parser.add_argument("--count", type=int, default=20, help="number of additional labels")
+    parser.add_argument("--steps", type=int, help="length of the runs, for a short trial that writes nothing to docs/")
+    parser.add_argument("--out", type=Path, default=Path("runs/suggest"), help="where runs are kept")
     options = parser.parse_args()
     rows = [
         one_split(options.setting, split, options.count, options.steps, options.out) for split in range(1, options.splits + 1)
@@ -88,9 +88,9 @@ def main() -> None:
     print("\n".join(lines))
     if options.steps is None:
         about = (
-            f"Test error in percent on {options.setting} (CR-Match, quick, from scratch) with {options.count} more labels:\n"
-            f"those of `crmatch suggest`, or of random images (mean of {DRAWS} draws).\n"
-            "Made by `python benchmarks/suggest.py`; the records are in `docs/results/records/suggest/`."
+            f"Test error in percent of CR-Match on {options.setting} (recipe `quick`, trained from scratch) before and after\n"
+            f"adding {options.count} labels: of images from `crmatch suggest`, or of random images (mean of {DRAWS} draws).\n"
+            "Made by `python benchmarks/suggest.py`. The records are in `docs/results/records/suggest/`."
         )
         text = "\n".join(["# Suggested labels against random ones", "", about, "", *lines, ""])
         (RESULTS / "suggest.md").write_text(text)

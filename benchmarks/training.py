@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A training step of CR-Match: ours against USB's own code, and how ours grows.
+"""Time and memory of a training step of CR-Match, compared with USB, and how they grow with the work.
 
-    python benchmarks/training.py                 # losses, speed, memory, start-up and growth: about a quarter of an hour
-    python benchmarks/training.py --full-size     # one step of `paper` on CIFAR-10, CIFAR-100 and STL-10: half an hour
+    python benchmarks/training.py                 # losses, speed, memory, start-up and growth: about 15 minutes
+    python benchmarks/training.py --full-size     # one step of `paper` on CIFAR-10, CIFAR-100 and STL-10: 30 minutes
 
-Both train WRN-28-2 by the recipe `usb` on the same 5,000 random 32x32 images; a unit of work is one step with its data. USB is
-`semilearn` 0.3.2 from PyPI, installed into a venv of its own on first use (benchmarks/.usb-venv; --usb-venv takes another).
-Writes docs/results/speed.json and docs/results/speed.md. Run it on an otherwise idle machine.
+Both train WRN-28-2 with the recipe `usb` on the same 5,000 random images of 32x32 pixels. A unit of work is one step,
+including its data. USB is `semilearn` 0.3.2 from PyPI; on first use it is installed into its own venv (benchmarks/.usb-venv
+or --usb-venv). Writes docs/results/speed.json and docs/results/speed.md. Run it on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ USB_PACKAGES = (
     "--no-deps semilearn==0.3.2 timm==1.0.30 torchvision==0.28.0",
 )
 LABELED_BATCHES = (64, 16)
-"""Labeled images per step; a step has 19 times as many: 64 + 448 + 448 + 4 * 64 = 1,216, and 304."""
+"""Labeled images per step. A step has 19 times as many images: 64 + 448 + 448 + 4 * 64 = 1,216, and 304."""
 IMAGES_PER_LABELED = 19
 SET_SIZE = 5_000
 CLASSES = 10
@@ -64,7 +64,7 @@ def noise(folder: Path, count: int = SET_SIZE, side: int = 32, classes: int = CL
 
 
 def ours(data: Path, labeled_batch: int, compiled: bool = False, **changes: Any) -> Any:
-    """Our run by the recipe `usb` on the images of `data`, ready for its first step."""
+    """Our run with the recipe `usb` on the images of `data`, before its first step."""
     from crmatch.data.settings import parse_setting
     from crmatch.runs.experiment import Experiment, load_run_data
     from crmatch.spec.recipes import recipe
@@ -101,7 +101,7 @@ def all_commands(usb: str, data: Path, labeled_batch: int) -> dict[str, list[str
 
 
 def install_usb(venv: Path) -> str:
-    """The Python of USB's venv, made where it is missing."""
+    """The Python of USB's venv, which is created if it is missing."""
     python = venv / "bin" / "python"
     if not (venv / "installed").exists():
         print(f"installing USB into {venv}", flush=True)
@@ -115,7 +115,7 @@ def install_usb(venv: Path) -> str:
 def losses(usb: str, data: Path) -> dict[str, float]:
     """Differences of loss terms and gradients, ours against USB's, for the same weights and inputs, in float64.
 
-    In float32 losses agree to six digits, but a few activations lie on either side of 0 in the two codes.
+    In float32, losses agree to six digits, but a few activations have different signs in the two implementations.
     """
     import torch
     from safetensors.torch import load_file, save_file
@@ -149,7 +149,7 @@ def losses(usb: str, data: Path) -> dict[str, float]:
     gradients = {names[name]: value.grad for name, value in training.network.named_parameters() if value.grad is not None}
     terms = loss.terms
     if set(gradients) != {name.removeprefix("gradient/") for name in answer if name.startswith("gradient/")}:
-        raise SystemExit("the two codes train different parameters")
+        raise SystemExit("the two implementations train different parameters")
     return {
         "loss": loss.total.item(),
         "images above the threshold": float(answer["util_ratio"]),
@@ -165,7 +165,7 @@ def losses(usb: str, data: Path) -> dict[str, float]:
 
 
 GRADIENT_NOISE = 1e-5
-"""Gradients that are 0 but for rounding (biases before a norm) have no relative difference."""
+"""Gradients below this are zero except for rounding (biases before a norm), so their relative difference means nothing."""
 
 
 def theirs(name: str) -> str:
@@ -183,7 +183,7 @@ def theirs(name: str) -> str:
 
 
 def speed(usb: str, data: Path, labeled_batch: int, rounds: int) -> dict[str, Any]:
-    """Each of our modes against USB, one pair after the other: three programs of this size do not fit into 24 GiB."""
+    """Each of our modes compared with USB, one pair after the other: three programs of this size do not fit into 24 GiB."""
     images = IMAGES_PER_LABELED * labeled_batch
     results: dict[str, Any] = {"images": images, "rounds": rounds, "contenders": {}}
     commands = all_commands(usb, data, labeled_batch)
@@ -202,7 +202,7 @@ def speed(usb: str, data: Path, labeled_batch: int, rounds: int) -> dict[str, An
 
 
 def memory_and_start(usb: str, data: Path, labeled_batch: int) -> dict[str, Any]:
-    """Peak memory over three steps and all processes, seconds to the end of the first step; one contender after the other."""
+    """Peak memory over three steps and all processes, and seconds until ready and of the first step; one program at a time."""
     results = {}
     for name, started in all_commands(usb, data, labeled_batch).items():
         contender = Contender(started)
@@ -246,7 +246,7 @@ def first_step_seconds() -> float:
 
 
 def growth(folder: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Seconds per image of our eager step in each series; the contenders of a series take turns."""
+    """Seconds per image of our eager step in each series; the runs of a series take turns."""
     results = {}
     for title, values in GROWTH.items():
         runs = {}
@@ -268,7 +268,7 @@ def growth(folder: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
 
 
 def batch_of(data: Path, images: int, **changes: Any) -> Any:
-    """A run whose step has `images` images: an eighth labeled, the rest in weak and strong pairs, none turned."""
+    """A run with `images` images per step: an eighth is labeled, the rest are weak and strong pairs, none is rotated."""
     return ours(data, images // 8, **{"plan.unlabeled_batch_size": images * 7 // 16, "method.rotation_weight": 0.0, **changes})
 
 
@@ -285,7 +285,7 @@ def augmentation_share(data: Path, rounds: int) -> float:
 
 
 def convolution_share(data: Path, labeled_batch: int, rounds: int) -> float:
-    """What a step's convolution kernels take of it, called one after the other with nothing between them."""
+    """Share of a step that its convolution kernels take, called one after the other with nothing in between."""
     from convolutions import kernels_of
 
     training = ours(data, labeled_batch)
@@ -295,7 +295,7 @@ def convolution_share(data: Path, labeled_batch: int, rounds: int) -> float:
 
 
 def full_size(setting_name: str, recompute: bool) -> dict[str, Any]:
-    """One step of `paper` on random images, in a process of its own; prints its figures."""
+    """Time and memory of one step of `paper` on random images; runs in its own process."""
     import torch
 
     from crmatch.data.images import DataSet, ImageSet
@@ -332,10 +332,10 @@ def full_size(setting_name: str, recompute: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--usb-venv", type=Path, default=HERE / ".usb-venv")
-    parser.add_argument("--full-size", action="store_true", help="one step of `paper` for each setting")
-    parser.add_argument("--page", action="store_true", help="write the page anew from docs/results/speed.json")
+    parser.add_argument("--rounds", type=int, default=7, help="repetitions of each measurement")
+    parser.add_argument("--usb-venv", type=Path, default=HERE / ".usb-venv", help="venv of USB")
+    parser.add_argument("--full-size", action="store_true", help="only measure one step of `paper` for each setting")
+    parser.add_argument("--page", action="store_true", help="only rewrite the page from docs/results/speed.json")
     for hidden in ("--serve", "--one-step"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--labeled-batch", type=int, default=64, help=argparse.SUPPRESS)

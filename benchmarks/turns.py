@@ -1,7 +1,7 @@
-"""Fair comparison of programs on a noisy machine: all are started, then work in turns, one unit at a time.
+"""Compare programs on a noisy machine: all are started, then work in turns, one unit of work at a time.
 
-A contender prints `ready` after its set-up; for every line it then reads it works once and prints how many seconds that took. A
-slow minute of the machine so falls on all of them, and the ratio within a round is what counts.
+A program (contender) prints `ready` after its set-up. For every line it then reads, it does one unit of work and prints the
+seconds that this took. A slow minute of the machine thus affects all programs, and results are the ratios within a round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATIENCE = 60
 
 
 def serve(work: Callable[[], object]) -> None:
-    """Be a contender: work once per line of standard input."""
+    """Act as a contender: do one unit of work per line of standard input."""
     print("ready", flush=True)
     for _ in sys.stdin:
         started = time.perf_counter()
@@ -39,14 +39,14 @@ class Contender:
         self.seconds_to_ready = time.perf_counter() - self.started
 
     def work(self) -> float:
-        """One unit of work: seconds as the contender measured them."""
+        """Let it do one unit of work; returns the seconds that it measured."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return float(self._line())
 
     def end(self) -> None:
-        """Close its input, on which it ends."""
+        """Close its input, which ends it."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -65,7 +65,7 @@ class Contender:
 
 @contextmanager
 def contenders(commands: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Contender]]:
-    """All of `commands` started and ready, ended at the end."""
+    """Start all of `commands` and wait until they are ready; end them on exit."""
     started: dict[str, Contender] = {}
     try:
         for name, command in commands.items():
@@ -106,7 +106,7 @@ def times_faster(seconds: Seconds, name: str, than: str) -> tuple[float, float, 
 
 
 class PeakMemory:
-    """The highest sum of a program's memory over all its processes, sampled.
+    """Peak of a program's memory, summed over all its processes and sampled.
 
     Attributes:
         peak: shared pages counted once (PSS), in bytes.
@@ -134,7 +134,7 @@ class PeakMemory:
 
 
 def _family(process: int) -> list[int]:
-    """The process and all that descend from it."""
+    """The process and all its descendants."""
     try:
         tasks = list(Path(f"/proc/{process}/task").iterdir())
         children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -144,7 +144,7 @@ def _family(process: int) -> list[int]:
 
 
 def _sizes(process: int) -> dict[str, int]:
-    """Rss and Pss of a process in bytes; 0 where it is gone."""
+    """Rss and Pss of a process in bytes; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:

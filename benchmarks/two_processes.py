@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""CR-Match on digits@4 by two processes against one: do errors of shared runs lie within the spread of ordinary ones?
+"""Is the test error of runs on two processes within the range of runs on one process? Measured with CR-Match on digits@4.
 
     python benchmarks/two_processes.py
 
 Trains splits 1 to 3 with `torchrun --nproc-per-node 2` (finished runs are reused) and reads the one-process runs of all five
-splits from docs/results/records/. Writes docs/results/two-processes.md and .json, which holds the records.
+splits from docs/results/records/. Writes docs/results/two-processes.md, and the records to
+docs/results/two-processes.json.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SETTING, SPLITS, PROCESSES = "digits@4", (1, 2, 3), 2
 
 
 def shared_run(split: int, out: Path) -> RunRecord:
-    """The record of a run that two processes share."""
+    """The record of a run on two processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(PROCESSES), "-m", "crmatch"]
     command = [*launcher, "train", SETTING, "--recipe", "quick", "--split", str(split), "--out", str(out), "--json"]
     answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
@@ -40,16 +41,16 @@ def page(alone: list[RunRecord], shared: list[RunRecord]) -> str:
     newline = "\n"
     return f"""# One run on two processes
 
-CR-Match on {SETTING}, recipe quick, made by `python benchmarks/two_processes.py`. Draws are the same, sums come in another
-order, so the runs part after some hundred steps.
+CR-Match on {SETTING}, recipe quick, made by `python benchmarks/two_processes.py`. Both use the same random draws but add
+numbers in a different order, so the runs diverge after a few hundred steps.
 
 | split | test error %, one process | two processes |
 |---|---|---|
 {newline.join(rows)}
 | mean ± std | {one.mean:.2f} ± {one.std:.2f} (n = {one.n}) | {two.mean:.2f} ± {two.std:.2f} (n = {two.n}) |
 
-{within} of {len(shared)} shared runs lie between the lowest and the highest error of one process over its splits
-({lowest:.2f} to {highest:.2f} %). Numerics: {numerics(alone)} on one process, {numerics(shared)} on two.
+{within} of {len(shared)} runs on two processes have an error between the lowest and the highest error of runs on one
+process ({lowest:.2f} to {highest:.2f} %). Numerics: {numerics(alone)} on one process, {numerics(shared)} on two.
 """
 
 
@@ -60,7 +61,10 @@ def numerics(runs: list[RunRecord]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, default=Path("runs-of-two"), help="not where ordinary runs are: their specs are the same"
+        "--out",
+        type=Path,
+        default=Path("runs-of-two"),
+        help="where runs are kept; not where ordinary runs are, because they have the same specs",
     )
     options = parser.parse_args()
     files = sorted((RESULTS / "records" / SETTING).glob("crmatch-quick-split?-seed0.json"))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""USB's own CR-Match (semilearn 0.3.2) as a contender of benchmarks/training.py; runs in a venv of its own, without crmatch.
+"""USB's own CR-Match (semilearn 0.3.2) for benchmarks/training.py; it runs in its own venv, without crmatch.
 
-Its code is used as published. Replaced is only what cannot be on a machine without a GPU: torchvision's compiled operators and
-packages that are imported but not called by CR-Match, and `.cuda()`. Its loaders' processes (1 + 2 + 4) augment ahead while
-others have their turn, which flatters its time per step.
+Its code is used as published. Only what does not work on a machine without a GPU is replaced: torchvision's compiled
+operators, packages that are imported but not called by CR-Match, and `.cuda()`. Its loader processes (1 + 2 + 4) prepare
+batches while other programs have their turn, which favors USB.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ import torch
 
 UNUSED = {"transformers", "torchaudio", "wandb", "aim", "skimage"}
 HOOKS = {"EMAHook", "ParamUpdateHook", "DistSamplerSeedHook", "FixedThresholdingHook"}
-"""What a training step needs; logging, evaluation and checkpoints stay out of the measured step, as they do for us."""
+"""The hooks of a training step. Logging, evaluation and checkpoints are not measured, neither for USB nor for us."""
 
 
 class UnusedPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds empty modules for packages that are imported and never called."""
+    """Provides empty modules for packages that are imported but never called."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """An empty package for those names, nothing for others."""
+        """An empty package for the names in `UNUSED`, None for others."""
         unused = fullname.partition(".")[0] in UNUSED
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if unused else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """A module that has any name one asks for."""
+        """A module that has every attribute."""
         module = types.ModuleType(spec.name)
         module.__path__ = []
 
@@ -72,7 +72,7 @@ def import_torchvision() -> None:
         importlib.import_module("torchvision")
     finally:
         library.register_fake, dispatch._dispatch_has_kernel_for_dispatch_key, library.Library.impl = keep
-    import_torchvision.operators = operators  # type: ignore[attr-defined]  # a library that is collected takes its operators along
+    import_torchvision.operators = operators  # type: ignore[attr-defined]  # if the library were garbage-collected, its operators would go too
 
 
 def build(data: str, labeled_batch: int, workers: int) -> Any:
@@ -131,7 +131,7 @@ def build(data: str, labeled_batch: int, workers: int) -> Any:
 
 
 def before_each_step(algorithm: Any, call: Callable[[], None]) -> None:
-    """Let `call` be called before every training step."""
+    """Call `call` before every training step."""
     original = algorithm.train_step
 
     @functools.wraps(original)  # its process_batch reads the signature
@@ -143,7 +143,7 @@ def before_each_step(algorithm: Any, call: Callable[[], None]) -> None:
 
 
 class EndOfInputError(Exception):
-    """Nobody asks for more steps."""
+    """The input has ended: no more steps are requested."""
 
 
 def serve(algorithm: Any) -> None:
@@ -192,9 +192,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", choices=("serve", "losses"))
     parser.add_argument("--data", required=True, help="packed images (.npz)")
-    parser.add_argument("--labeled-batch", type=int, default=64)
-    parser.add_argument("--given", help="weights and inputs")
-    parser.add_argument("--out", help="where the losses go")
+    parser.add_argument("--labeled-batch", type=int, default=64, help="labeled images per step")
+    parser.add_argument("--given", help="safetensors file with weights and inputs")
+    parser.add_argument("--out", help="file for the losses and gradients")
     options = parser.parse_args()
     algorithm = build(options.data, options.labeled_batch, workers=1 if options.job == "serve" else 0)
     if options.job == "serve":
