@@ -12,7 +12,7 @@ import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -106,8 +106,9 @@ def write_packed(path: Path, arrays: Mapping[str, Array | Rows], progress: Progr
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         require_space(path.parent, total)
+        advance = start_progress(progress, total, 0, f"writing {path.name}")
         with open(temporary, "wb") as file:
-            with zipfile.ZipFile(file, "w") as archive, reporting(progress, total, 0, f"writing {path.name}") as advance:
+            with zipfile.ZipFile(file, "w") as archive:
                 for key, array in arrays.items():
                     with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as member:
                         _write_array(member, array, advance)
@@ -137,14 +138,12 @@ def cannot_write(path: Path, error: OSError) -> DataError:
     return DataError(f"cannot write {path}: {reason}.\nFree some space, or choose a --data-dir you may write to.")
 
 
-@contextlib.contextmanager
-def reporting(progress: Progress | None, total: int, already: int, label: str) -> Iterator[Callable[[int], None]]:
-    """Report work on `total` bytes to `progress`, if there is one; yields the function to call with each number of bytes."""
+def start_progress(progress: Progress | None, total: int, already: int, label: str) -> Callable[[int], None]:
+    """Report work on `total` bytes to `progress`, if there is one; returns the function to call with each number of bytes."""
     if progress is None:
-        yield lambda count: None
-        return
+        return lambda count: None
     progress.start(total, already, label)
-    yield progress.advance
+    return progress.advance
 
 
 def _write_array(member: IO[bytes], array: Array | Rows, advance: Callable[[int], None]) -> None:

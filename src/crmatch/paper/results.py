@@ -21,7 +21,7 @@ from crmatch.runs.directory import run_directory
 from crmatch.runs.record import HEADLINES, RunRecord, parse_record
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import train_command
-from crmatch.spec.run_spec import RunSpec, differences
+from crmatch.spec.run_spec import RunSpec
 
 
 class Run(NamedTuple):
@@ -75,10 +75,7 @@ def runs_in(workspace: Workspace, grid: Grid) -> Find:
         record = directory.read_record()
         if record is None:
             return None
-        changed = [f"{key} is {old!r} there, {new!r} here" for key, (old, new) in differences(record.spec, spec).items()]
-        if changed:
-            found = f"{directory.path} holds a run of another spec: {'; '.join(changed[:3])}"
-            raise RequestError(f"{found}.\nChoose another --out, or remove it.")
+        directory.check_spec(record.spec, spec)
         return Run(record, str(directory.path))
 
     return find

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,16 +45,6 @@ class FiniteWatch:
         """Whether a step since the last call was bad; waits for the device."""
         flag, self._flag = self._flag, None
         return flag is not None and bool(flag)
-
-
-def first_divergence(take_step: Callable[[], object], steps: int) -> DivergedError | None:
-    """Replay at most `steps` steps and return the error of the first bad one; None if none is bad this time."""
-    try:
-        for _ in range(steps):
-            take_step()
-    except DivergedError as error:
-        return error
-    return None
 
 
 CHECKS = 5

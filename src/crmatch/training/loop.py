@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from crmatch.augment.policies import LearningPolicy, Policy
+from crmatch.augment.batches import BatchMaker
+from crmatch.augment.policies import LearningPolicy
 from crmatch.augment.views import Batch
 from crmatch.distributed.sync_batch_norm import make_distributed
 from crmatch.errors import DivergedError
@@ -30,28 +31,6 @@ from crmatch.training.plan import TrainPlan
 from crmatch.training.runtime import Runtime, compile_backbone
 
 Curves = dict[str, Any]
-
-
-class Batches(Protocol):
-    """Source of batches: a pure function of the step and of what the policy has learned."""
-
-    @property
-    def policy(self) -> Policy:
-        """The strong policy; the loop saves its state if it learns."""
-
-    def batch(self, step: int) -> Batch:
-        """The batch of `step`."""
-
-    def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
-        """Let a learning policy (CTAugment) learn from predictions on probe images."""
-
-    def pool(
-        self, source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"], step: int
-    ) -> Iterator[Tensor]:
-        """All images of a pool in order, normalized, in large batches; weak views are drawn for `step`."""
-
-    def pool_labels(self) -> Tensor:
-        """Classes of the labeled pool."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +60,7 @@ class Training:
 
     method: Method
     network: Network
-    batches: Batches
+    batches: BatchMaker
     plan: TrainPlan
     total_steps: int
     steps_per_epoch: int

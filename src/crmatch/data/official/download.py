@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from crmatch.data.official.catalog import SourceFile
-from crmatch.data.packed import CHUNK, Progress, cannot_write, reporting, require_space
+from crmatch.data.packed import CHUNK, Progress, cannot_write, require_space, start_progress
 from crmatch.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ def verify(path: Path, source: SourceFile, progress: Progress | None = None) -> 
 def digests(path: Path, algorithms: Iterable[str], progress: Progress | None = None) -> dict[str, str]:
     """Hexadecimal digests of a file by algorithm."""
     hashes = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
-    with open(path, "rb") as file, reporting(progress, _size(path), 0, f"verifying {path.name}") as advance:
+    advance = start_progress(progress, _size(path), 0, f"verifying {path.name}")
+    with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
             for value in hashes.values():
                 value.update(chunk)
@@ -160,7 +161,8 @@ def _receive(url: str, part: Path, size: int, progress: Progress | None, timeout
         if offered not in (expected, None):
             raise _MirrorError(f"offers {offered!r} instead of {expected!r}")
         require_space(part.parent, size - position)
-        with open(part, "ab" if position else "wb") as file, reporting(progress, size, position, part.stem) as advance:
+        advance = start_progress(progress, size, position, part.stem)
+        with open(part, "ab" if position else "wb") as file:
             while position <= size:
                 with _network_errors():  # not around `write`: errors of the disk are not those of the network
                     chunk = response.read1(CHUNK)
