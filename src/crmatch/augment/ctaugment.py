@@ -24,17 +24,11 @@ from crmatch.augment.variants import Magnitude
 
 
 class LearnedOperation(NamedTuple):
-    """One of CTAugment's operations.
+    """One of CTAugment's operations."""
 
-    Attributes:
-        operation: the key of `OPERATIONS` that applies it.
-        bins: number of bins of each parameter.
-        magnitude: value = start + rounding(span * v), with v in [0, 1], or 2v - 1 for signed operations.
-    """
-
-    operation: str
-    bins: tuple[int, ...] = (17,)
-    magnitude: Magnitude = Magnitude(0, 1)
+    operation: str  # the key of `OPERATIONS` that applies it
+    bins: tuple[int, ...] = (17,)  # number of bins of each parameter
+    magnitude: Magnitude = Magnitude(0, 1)  # of strength v in [0, 1], or 2v - 1 for signed operations
 
 
 _FACTOR = Magnitude(0.1, 1.9)
@@ -72,17 +66,11 @@ _EXISTS = np.arange(_BINS.max()) < _BINS[..., None]
 
 
 class CTAugmentDraws(NamedTuple):
-    """All randomness of N views, on the CPU.
+    """All randomness of N views, on the CPU."""
 
-    Attributes:
-        choices: int64 (N, depth), positions in `LEARNED_OPERATIONS`.
-        strengths: float64 (N, depth, 2), the operations' parameters in [0, 1); only rescale has a second one.
-        boxes: int64 (N, depth + 1, 4), boxes that are filled after each operation and at the end; they may be empty.
-    """
-
-    choices: Tensor
-    strengths: Tensor
-    boxes: Tensor
+    choices: Tensor  # int64 (N, depth), positions in `LEARNED_OPERATIONS`
+    strengths: Tensor  # float64 (N, depth, 2), the operations' parameters in [0, 1); only rescale has a second one
+    boxes: Tensor  # int64 (N, depth + 1, 4), boxes that are filled after each operation and at the end; they may be empty
 
 
 class CTAugment:

@@ -35,27 +35,16 @@ Kernel = Callable[[Tensor, Sequence[Group], Floats], Tensor]
 
 
 class Operation(NamedTuple):
-    """One operation.
+    """One operation."""
 
-    Attributes:
-        kernel: applies it; rows of the table that share a kernel are applied together. None returns the image itself.
-        description: one sentence.
-        unit: what the value means; empty if the operation takes no value.
-        low: smallest value.
-        high: largest value.
-        geometric: whether it moves pixels.
-        drops_alpha: whether Pillow refuses images with an alpha channel, so that code for RGBA images removes it first.
-        other: makes the other image of a blend from the image; None is black.
-    """
-
-    kernel: Kernel | None
-    description: str
-    unit: str = ""
-    low: float = 0
-    high: float = 0
-    geometric: bool = False
-    drops_alpha: bool = False
-    other: Callable[[Tensor], Tensor] | None = None
+    kernel: Kernel | None  # None returns the image itself; rows of the table that share a kernel are applied together
+    description: str  # one sentence
+    unit: str = ""  # what the value means; empty if the operation takes no value
+    low: float = 0  # smallest value
+    high: float = 0  # largest value
+    geometric: bool = False  # whether it moves pixels
+    drops_alpha: bool = False  # whether code for RGBA images removes the alpha channel first, because Pillow refuses it
+    other: Callable[[Tensor], Tensor] | None = None  # makes the other image of a blend from the image; None is black
 
     @property
     def signed(self) -> bool:

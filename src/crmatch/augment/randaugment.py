@@ -19,19 +19,12 @@ _DROPS_ALPHA = torch.tensor([operation.drops_alpha for operation in OPERATIONS.v
 
 
 class Draws(NamedTuple):
-    """All randomness of N strong views, on the CPU.
+    """All randomness of N strong views, on the CPU."""
 
-    Attributes:
-        operations: int64 (N, num_ops), positions in `OPERATION_NAMES`.
-        values: float64 (N, num_ops), in the operations' units.
-        applied: bool (N, num_ops), which of the operations are applied.
-        boxes: int64 (N, 4), the box of the final CutOut.
-    """
-
-    operations: Tensor
-    values: Tensor
-    applied: Tensor
-    boxes: Tensor
+    operations: Tensor  # int64 (N, num_ops), positions in `OPERATION_NAMES`
+    values: Tensor  # float64 (N, num_ops), in the operations' units
+    applied: Tensor  # bool (N, num_ops), which of the operations are applied
+    boxes: Tensor  # int64 (N, 4), the box of the final CutOut
 
 
 class MagnitudeTable:

@@ -35,23 +35,15 @@ Curves = dict[str, Any]
 
 @dataclass(frozen=True)
 class Observers:
-    """What the loop calls in addition to computing; by default nothing happens.
+    """What the loop calls in addition to computing; by default nothing happens."""
 
-    Attributes:
-        log: receives one line of curves per log point.
-        evaluate: models -> errors; called every `evaluate_every` steps.
-        observe: (batch, loss) -> further scalars that are averaged between log points.
-        save: receives a checkpoint every `checkpoint_every` steps.
-        advance: receives the number of finished steps after every step.
-        stop: whether to save and return before the next step.
-    """
-
-    log: Callable[[Curves], None] = lambda line: None
-    evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}
+    log: Callable[[Curves], None] = lambda line: None  # receives one line of curves per log point
+    evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}  # models -> errors; called every `evaluate_every` steps
+    # Further scalars of a step, averaged between log points.
     observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}
-    save: Callable[[Checkpoint], None] = lambda checkpoint: None
-    advance: Callable[[int], None] = lambda steps: None
-    stop: Callable[[], bool] = lambda: False
+    save: Callable[[Checkpoint], None] = lambda checkpoint: None  # receives a checkpoint every `checkpoint_every` steps
+    advance: Callable[[int], None] = lambda steps: None  # receives the number of finished steps after every step
+    stop: Callable[[], bool] = lambda: False  # whether to save and return before the next step
 
 
 @dataclass
