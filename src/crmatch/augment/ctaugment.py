@@ -18,7 +18,7 @@ from torch import Tensor
 
 from crmatch.augment.kernels.cutout import clipped_boxes, cut_out_
 from crmatch.augment.kernels.resample import FILTERS
-from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_images
+from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence
 from crmatch.augment.randaugment import MagnitudeTable
 from crmatch.augment.variants import Magnitude
 
@@ -129,7 +129,6 @@ class CTAugment:
 
     def apply(self, images: Tensor, draws: CTAugmentDraws) -> Tensor:
         """Make the views of `images`: uint8 (N, C, H, W) to the same, contiguous."""
-        check_images(images)
         choices, strengths = draws.choices.cpu(), draws.strengths.cpu()
         signed = torch.where(_SIGNED[choices], 2 * strengths[..., 0] - 1, strengths[..., 0])
         values = self._magnitudes.values(choices, signed, *images.shape[2:])

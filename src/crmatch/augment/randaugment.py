@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from crmatch.augment.kernels.cutout import GRAY, cut_out_, draw_boxes
-from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_images
+from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence
 from crmatch.augment.variants import HIGHEST_LEVEL, LEVEL_SCALE, VARIANTS, Magnitude
 
 _IDENTITY = OPERATION_NAMES.index("identity")
@@ -101,7 +101,6 @@ class RandAugment:
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """Make the strong views of `images`: uint8 (N, C, H, W) to the same, contiguous."""
-        check_images(images)
         operations = torch.where(draws.applied, draws.operations, _IDENTITY).cpu()
         views = apply_sequence(images, operations, draws.values)
         if self.variant.gray_fill:

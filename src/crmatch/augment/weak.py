@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from crmatch.augment.kernels.geometry import crop_and_mirror
-from crmatch.augment.operations import OPERATION_NAMES, apply_operation, apply_sequence, check_images
+from crmatch.augment.operations import OPERATION_NAMES, apply_operation, apply_sequence
 
 _POSITIONS = torch.tensor([OPERATION_NAMES.index(name) for name in ("brightness", "contrast", "color", "hue")])
 
@@ -39,7 +39,6 @@ class ColorJitter:
 
     def apply(self, images: Tensor, draws: JitterDraws) -> Tensor:
         """Jitter uint8 (N, C, H, W)."""
-        check_images(images)
         return apply_sequence(images, draws.operations, draws.values)
 
 

@@ -24,11 +24,7 @@ from crmatch.spec.run_spec import RunSpec
 class TableProgress:
     """The missing runs of a table: a row for each run on a terminal, elsewhere a line for each run that ends.
 
-    Args:
-        grid: the table.
-        missing: its runs that will be trained.
-        workspace: where they are kept.
-        live: show rows on a terminal; False if each run has a progress bar of its own.
+    With `live` False there are no rows, because each run has a progress bar of its own.
     """
 
     def __init__(self, grid: Grid, missing: Sequence[RunSpec], workspace: Workspace, live: bool) -> None:

@@ -110,11 +110,8 @@ def analysis_command(source: str, analysis: str) -> str:
 def fill(grid: Grid, find: Find, *, options: Sequence[str] = (), problems: Mapping[RunSpec, str] | None = None) -> FilledTable:
     """Fill the cells of a grid with the values of its runs.
 
-    Args:
-        grid: the runs behind each cell.
-        find: finds the run of a spec.
-        options: appended to the commands of missing runs (`--out`, `--data-dir`).
-        problems: why runs that were tried have no record.
+    `options` (`--out`, `--data-dir`) are appended to the commands of missing runs; `problems` say why runs that were tried
+    have no record.
     """
     found = {spec: run for spec in grid.specs if (run := find(spec)) is not None}
     _check_data(list(found.values()))
