@@ -70,10 +70,7 @@ class BatchMaker:
         """Update a learning policy with probes of the step's weakly augmented labeled images.
 
         The proximity of an image is 1 - 0.5 * |probabilities - onehot|_1, which is the probability of its class.
-
-        Args:
-            step: the training step.
-            predict: maps normalized images to class probabilities (N, K) of the evaluated model in eval mode.
+        `predict` maps normalized images to class probabilities (N, K) of the evaluated model in eval mode.
         """
         if not isinstance(self.policy, LearningPolicy):
             return

@@ -142,11 +142,8 @@ class CTAugment:
     def learn(self, draws: CTAugmentDraws, proximity: Tensor) -> None:
         """Update the rates: rate[bin] = decay * rate[bin] + (1 - decay) * proximity with bin = int(0.999 v bins).
 
-        Images are processed in order, and the operations of each image too.
-
-        Args:
-            draws: of probes.
-            proximity: (N,), 1 - 0.5 * |probabilities - onehot|_1 of each probe.
+        Images are processed in order, and the operations of each image too. The proximity (N,) of the probes that were
+        made by `draws` is 1 - 0.5 * |probabilities - onehot|_1.
         """
         rates = self._rates.tolist()
         for choices, strengths, close in zip(draws.choices.tolist(), draws.strengths.tolist(), proximity.tolist(), strict=True):
@@ -160,8 +157,7 @@ class CTAugment:
     def weights(self) -> NDArray[np.float64]:
         """Unnormalized probability of each bin in training: p = (rate + 1 - decay) / its maximum, or 0 below the threshold.
 
-        Returns:
-            (operations, parameters, bins), 0 for bins that do not exist.
+        The result is (operations, parameters, bins), 0 for bins that do not exist.
         """
         weights = np.where(_EXISTS, self._rates + (1 - self.decay), 0)
         weights = weights / np.maximum(weights.max(axis=2, keepdims=True), 1 - self.decay)

@@ -6,7 +6,6 @@ Keys: `train_images` uint8 (N, H, W, C), `train_labels`, `test_images`, `test_la
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
@@ -18,6 +17,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from crmatch.atomic_files import replacing
 from crmatch.errors import DataError
 
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
@@ -102,24 +102,12 @@ def write_packed(path: Path, arrays: Mapping[str, Array | Rows], progress: Progr
         DataError: the disk is full or not writable; a file that was at `path` before is unchanged.
     """
     total = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays.values())
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
         require_space(path.parent, total)
         advance = start_progress(progress, total, 0, f"writing {path.name}")
-        with open(temporary, "wb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                for key, array in arrays.items():
-                    with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as member:
-                        _write_array(member, array, advance)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        for key, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as member:
+                _write_array(member, array, advance)
 
 
 def require_space(directory: Path, needed: int) -> None:
@@ -130,12 +118,6 @@ def require_space(directory: Path, needed: int) -> None:
             f"{directory} has {free / 1e9:.2f} GB free, but {(needed + RESERVED) / 1e9:.2f} GB are needed.\n"
             "Free some space, or choose another --data-dir."
         )
-
-
-def cannot_write(path: Path, error: OSError) -> DataError:
-    """The error for a file that cannot be written."""
-    reason = error.strerror or type(error).__name__
-    return DataError(f"cannot write {path}: {reason}.\nFree some space, or choose a --data-dir you may write to.")
 
 
 def start_progress(progress: Progress | None, total: int, already: int, label: str) -> Callable[[int], None]:

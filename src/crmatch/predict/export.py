@@ -44,14 +44,8 @@ class _Deployed(nn.Module):
 def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float:
     """Write `model` to `out` and compare the predictions of that file with the model's.
 
-    Args:
-        model: a loaded model.
-        form: `torch` (torch.export, usually .pt2) or `onnx`.
-        out: file to write.
-        images: to compare on: uint8 (N, C, H, W) at the model's image size, at least two.
-
-    Returns:
-        The largest absolute difference of a probability.
+    They are compared on `images`, at least two, uint8 (N, C, H, W) at the model's image size. Returns the largest absolute
+    difference of a probability.
     """
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad():

@@ -76,13 +76,12 @@ def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, no
     if started != fingerprint:
         found = f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now)"
         raise DataError(f"{found}.\nBring the old data back, or choose another --out.")
-    changed = [
-        (f"with {before[unit]} {unit}", f"with {now[unit]}") for unit in ("threads", "processes") if before[unit] != now[unit]
-    ]
-    if before["compiled"] != now["compiled"]:
-        changed.append(("compiled", "eager") if before["compiled"] else ("eager", "compiled"))
-    for then, here in changed:
-        logger.warning("this run began %s and resumes %s: the result will not be bit-identical", then, here)
+    then, here = (
+        f"{'compiled' if values['compiled'] else 'eager'} code, {values['threads']} threads, {values['processes']} processes"
+        for values in (before, now)
+    )
+    if then != here:
+        logger.warning("this run began with %s and resumes with %s: the result will not be bit-identical", then, here)
 
 
 def locate_divergence(

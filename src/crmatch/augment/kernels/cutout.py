@@ -38,12 +38,9 @@ def clipped_boxes(centers: Tensor, side: Tensor, height: int, width: int) -> Ten
 
 
 def cut_out_(images: Tensor, boxes: Tensor, color: tuple[int, int, int] = GRAY) -> Tensor:
-    """Fill each image's box in place and return `images`.
+    """Fill the box of each image, uint8 (N, C, H, W), in place and return `images`.
 
-    Args:
-        images: uint8 (N, C, H, W).
-        boxes: int64 (N, 4) on the CPU.
-        color: of the boxes; in gray images they get its luma.
+    `boxes` are int64 (N, 4) on the CPU; in gray images they get the luma of `color`.
     """
     count, channels, height, width = images.shape
     top, left, bottom, right = boxes.numpy(force=True).T[:, :, None]

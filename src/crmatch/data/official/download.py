@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from crmatch.data.official.catalog import SourceFile
-from crmatch.data.packed import CHUNK, Progress, cannot_write, require_space, start_progress
+from crmatch.data.packed import CHUNK, Progress, require_space, start_progress
 from crmatch.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def download(source: SourceFile, destination: Path, progress: Progress | None = 
             if not _size(part):
                 part.unlink(missing_ok=True)
         except OSError as error:
-            raise cannot_write(destination, error) from error
+            raise _cannot_write(destination, error) from error
     retry = "Run the command again to resume" if part.exists() else "Try again later"
     raise DataError(f"cannot download {destination.name}: {problem}.\n{retry}, or give a copy of the file with --from FILE.")
 
@@ -110,11 +110,16 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
     except Timeout as error:
         raise DataError(f"{path} is in use by another process.\nWait until it ends, then run the command again.") from error
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise _cannot_write(path, error) from error
     try:
         yield
     finally:
         lock.release()
+
+
+def _cannot_write(path: Path, error: OSError) -> DataError:
+    reason = error.strerror or type(error).__name__
+    return DataError(f"cannot write {path}: {reason}.\nFree some space, or choose a --data-dir you may write to.")
 
 
 def _size(path: Path) -> int:
