@@ -41,10 +41,8 @@ class TableCell(NamedTuple):
     grid_cell: GridCell
     value: Summary | None
     runs: tuple[str, ...]
-    missing: tuple[str, ...]
-    """Commands that train or analyze the missing runs."""
-    problem: str
-    """Why one of its runs has no record, e.g. that it diverged."""
+    missing: tuple[str, ...]  # commands that train or analyze the missing runs
+    problem: str  # why one of its runs has no record, e.g. that it diverged
     rank: Literal["best", "second", ""] = ""
 
 

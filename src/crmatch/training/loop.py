@@ -59,8 +59,7 @@ class Training:
     runtime: Runtime
     seed: int
     step: int = 0
-    images: int = 0
-    """Images that have passed through the network in training."""
+    images: int = 0  # images that have passed through the network in training
     seconds: float = 0.0
     meter: Meter = field(default_factory=Meter)
 
