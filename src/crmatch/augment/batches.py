@@ -92,10 +92,6 @@ class BatchMaker:
             view = View(f"pool/{source}/{block}", source, augmentation)
             yield self.normalizer(self._augmented(view, rows, step))
 
-    def pool_labels(self) -> Tensor:
-        """Classes of the labeled pool, int64."""
-        return self.labels[self.labeled]
-
     def _pool(self, source: Source) -> Tensor:
         return self.labeled if source == "labeled" else self.unlabeled
 

@@ -41,17 +41,10 @@ class MagnitudeTable:
         self._vertical = np.array([name.endswith("_y") for name in names])
 
     def values(self, choice: Tensor, strengths: Tensor, height: int, width: int, scale: int = 1) -> Tensor:
-        """Values of the chosen operations.
+        """Values, float64, of operations given by their positions `choice`, int64, and `strengths`, float64, all of one shape.
 
-        Args:
-            choice: int64, any shape, positions of operations; on the CPU like `strengths`.
-            strengths: float64 of that shape.
-            height: rows of the images, the side that vertical pixels refer to.
-            width: columns of the images.
-            scale: the strength that means 1. Strength * span is divided by it, in the order of the sources' arithmetic.
-
-        Returns:
-            float64 of that shape.
+        Both are on the CPU. Vertical pixels refer to the `height` of the images, horizontal ones to their `width`. `scale` is
+        the strength that means 1: strength * span is divided by it, in the order of the sources' arithmetic.
         """
         kinds = choice.numpy()
         side = np.where(self._vertical, height, width)

@@ -155,9 +155,8 @@ def _spec(row: Row, column: Column, setting: Setting, overrides: Overrides, spli
 
 def _small_network(spec: RunSpec) -> dict[str, Any]:
     if not isinstance(spec.network, WideResNetConfig):
-        raise RequestError(
-            f"small-network needs a Wide ResNet; {spec.setting} has {spec.network.kind}.\nUse another --setting."
-        )
+        found = f"small-network needs a Wide ResNet; {spec.setting} has {spec.network.kind}"
+        raise RequestError(f"{found}.\nUse another --setting.")
     filters = spec.network.filters
     return SMALL if filters > 4 * SMALL["network.filters"] else {"network.filters": max(1, filters // 4)}
 

@@ -39,8 +39,7 @@ class Observers:
 
     log: Callable[[Curves], None] = lambda line: None  # receives one line of curves per log point
     evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}  # models -> errors; called every `evaluate_every` steps
-    # Further scalars of a step, averaged between log points.
-    observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}
+    observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}  # scalars, averaged between log points
     save: Callable[[Checkpoint], None] = lambda checkpoint: None  # receives a checkpoint every `checkpoint_every` steps
     advance: Callable[[int], None] = lambda steps: None  # receives the number of finished steps after every step
     stop: Callable[[], bool] = lambda: False  # whether to save and return before the next step
@@ -170,7 +169,7 @@ class Training:
             self.network.train()
             return torch.cat([part for part, _ in parts]), torch.cat([part for _, part in parts]).softmax(dim=1)
 
-        self.method.refresh(Refresh(self.models, step, self.batches.pool_labels(), features))
+        self.method.refresh(Refresh(self.models, step, self.batches.labels[self.batches.labeled], features))
 
     def check_flag(self) -> None:
         """Raise if a step since the last check was bad and could not be noticed at once (GPU)."""

@@ -21,7 +21,7 @@ class Meter:
     def add(self, values: Mapping[str, Tensor]) -> None:
         """Add one step's scalars."""
         stacked = torch.stack([value.detach().to(torch.float64) for value in values.values()])
-        count, sums = self._groups.get(tuple(values), (0, torch.zeros_like(stacked)))
+        count, sums = self._groups.get(tuple(values), (0, 0.0))
         self._groups[tuple(values)] = count + 1, sums + stacked
 
     def means(self) -> dict[str, float]:

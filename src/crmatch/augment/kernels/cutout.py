@@ -13,11 +13,7 @@ GRAY = (127, 127, 127)
 
 
 def draw_boxes(rule: CutOut, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Draw one box per image: a side according to `rule`, and a uniform center.
-
-    Returns:
-        int64 (N, 4), boxes inside the image; a side of 0 gives an empty box.
-    """
+    """Draw one box inside each image, int64 (N, 4): a side according to `rule`, 0 for an empty box, and a uniform center."""
     strength = torch.rand(count, 3, generator=generator, dtype=torch.float64)
     size = torch.tensor([height, width])
     if rule.end_included:

@@ -86,7 +86,11 @@ def check_folder(
 ) -> Preflight:
     """Scan a folder, decode its pictures and report on them; arguments as for `load_folder`."""
     index = scan_folder(folder, labels_file)
-    decoded = decode_folder(index, image_size, data_dir, progress)
+    return preflight(index, decode_folder(index, image_size, data_dir, progress))
+
+
+def preflight(index: FolderIndex, decoded: Decoded) -> Preflight:
+    """The report on a scanned folder and its decoded pictures."""
     labels, roles = index.labels[decoded.rows], index.roles[decoded.rows]
     counts = [np.bincount(labels[roles == role], minlength=len(index.class_names)).tolist() for role in ("labeled", "test")]
     sizes = Counter(zip(decoded.facts["width"].tolist(), decoded.facts["height"].tolist(), strict=True)).most_common()

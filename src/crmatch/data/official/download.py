@@ -102,19 +102,17 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=0)
-        if not lock.is_locked:
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
             logger.warning("another process is working on %s: waiting for it", path)
-            lock.acquire(timeout=seconds)
+            held = lock.acquire(timeout=seconds)
     except Timeout as error:
         raise DataError(f"{path} is in use by another process.\nWait until it ends, then run the command again.") from error
     except OSError as error:
         raise _cannot_write(path, error) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def _cannot_write(path: Path, error: OSError) -> DataError:
