@@ -6,20 +6,21 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from crmatch.errors import DataError
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a temporary file beside `path`, flush it to disk and rename it; if this fails, the old file is unchanged."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A temporary file beside `path`, flushed to disk and renamed when the block ends; the old file is unchanged until then."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -29,11 +30,18 @@ def write_file(path: Path, content: bytes) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
+        reason = error.strerror or type(error).__name__
+        advice = "An older file is unchanged; free some space or choose another --out or --data-dir."
+        raise DataError(f"cannot write {path}: {reason}.\n{advice}") from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        reason = error.strerror or type(error).__name__
-        advice = "An older file is unchanged; free some space or choose another --out."
-        raise DataError(f"cannot write {path}: {reason}.\n{advice}") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def remove_leftovers(directory: Path) -> None:

@@ -39,19 +39,12 @@ def predict_probabilities(network: Network, images: Tensor, normalizer: Normaliz
 
 
 class Quality(NamedTuple):
-    """How good predictions are.
+    """How good predictions are."""
 
-    Attributes:
-        error: percent of images whose most probable class is wrong.
-        per_class: the same for each class; None for a class without images.
-        confusion: counts; rows are true classes, columns are predicted classes.
-        calibration_error: expected calibration error in percentage points (15 equal bins of confidence).
-    """
-
-    error: float
-    per_class: list[float | None]
-    confusion: list[list[int]]
-    calibration_error: float
+    error: float  # percent of images whose most probable class is wrong
+    per_class: list[float | None]  # the same for each class; None for a class without images
+    confusion: list[list[int]]  # counts; rows are true classes, columns are predicted classes
+    calibration_error: float  # expected calibration error in percentage points (15 equal bins of confidence)
 
 
 def measure(probabilities: Tensor, labels: Tensor) -> Quality:

@@ -32,12 +32,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
     """l_CE per image: -sum_k q_k log softmax(logits)_k, where q is the target distribution, or the one-hot target class.
 
     Args:
-        logits: (N, K).
+        logits: (N, K); the result is (N,).
         targets: int64 (N,) classes, or (N, K) distributions.
         smoothing: s, which replaces q by (1 - s) * q + s / K.
-
-    Returns:
-        (N,).
     """
     return F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
 
@@ -53,7 +50,7 @@ def cosine_similarity(first: Tensor, second: Tensor) -> Tensor:
 
 
 def feature_distance(first: Tensor, second: Tensor, distance: Distance, direction: Direction, *, clamp: bool = True) -> Tensor:
-    """The d of Eq. (2) per image: minimizing it pushes two embeddings apart, or pulls them together.
+    """The d of Eq. (2) per image, (N,): minimizing it pushes two embeddings apart, or pulls them together.
 
     Paper: names the metrics, without formulas. Here: the formulas below, because the squared l2 distance of unit vectors would
     repeat the cosine, and without normalization a negated distance is unbounded and diverges.
@@ -71,9 +68,6 @@ def feature_distance(first: Tensor, second: Tensor, distance: Distance, directio
         distance: the metric.
         direction: `equivariance` pushes apart, `invariance` pulls together.
         clamp: stop pushing at 90 degrees (cosine only).
-
-    Returns:
-        (N,).
     """
     pull = direction == "invariance"
     if distance == "cosine":

@@ -88,7 +88,7 @@ IMAGES = torch.zeros(4, 3, 16, 16, dtype=torch.uint8)
     [
         ("rotat", IMAGES, torch.zeros(4), "Did you mean 'rotate'"),
         ("rotate", IMAGES.float(), torch.zeros(4), "must be uint8 .* got torch.float32"),
-        ("rotate", IMAGES[0], torch.zeros(4), r"\(N, C, H, W\) .* got torch.uint8 \(3, 16, 16\)"),
+        ("rotate", IMAGES[0], torch.zeros(3), r"\(N, C, H, W\) .* got torch.uint8 \(3, 16, 16\)"),
         ("rotate", IMAGES[:, :2], torch.zeros(4), r"1 or 3 channels .* \(4, 2, 16, 16\)"),
         ("rotate", IMAGES[..., :7], torch.zeros(4), r"sides from 8 to 512, .* \(4, 3, 16, 7\)"),
         ("rotate", IMAGES, torch.zeros(3), r"one value per image, shape \(4,\), got \(3,\)"),

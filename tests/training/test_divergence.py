@@ -12,12 +12,13 @@ import torch
 
 from conftest import tiny_spec, training_of
 from crmatch.errors import DivergedError
-from crmatch.runs.directory import run_directory
+from crmatch.runs.directory import RunDirectory, run_directory
+from crmatch.runs.resume import locate_divergence
 from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import setting_of
 from crmatch.training.checkpoint import checkpoint_files
-from crmatch.training.health import CHECKS, CollapseWatch, FiniteWatch, LateDivergenceError, first_divergence
+from crmatch.training.health import CHECKS, CollapseWatch, FiniteWatch, LateDivergenceError
 from crmatch.training.loop import Observers, Training, train
 from crmatch.training.runtime import Runtime
 
@@ -91,8 +92,10 @@ def test_a_divergence_before_the_first_checkpoint_says_so(stripes: Path, tmp_pat
         run(tiny_spec(stripes, **{"plan.learning_rate": 1e15}), Workspace.at(tmp_path, stripes))
 
 
-def test_a_replay_that_stays_finite_finds_nothing() -> None:
-    assert first_divergence(lambda: None, 3) is None
+def test_a_replay_that_stays_finite_keeps_the_late_notice(stripes: Path, tmp_path: Path) -> None:
+    late = LateDivergenceError("noticed after step 2.\nAdvice.")
+    found = locate_divergence(late, lambda: training_of(tiny_spec(stripes), stripes), RunDirectory(tmp_path), 2)
+    assert str(found).startswith("noticed after step 2.\n")
 
 
 class Pseudo:

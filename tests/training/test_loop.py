@@ -123,6 +123,7 @@ class Pool:
     """Four labeled and eight unlabeled images."""
 
     policy: Any = None
+    labels, labeled = torch.zeros(4, dtype=torch.int64), torch.arange(4)
 
     def __init__(self) -> None:
         self.images = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -135,9 +136,6 @@ class Pool:
 
     def pool(self, source: Literal["labeled", "unlabeled"], augmentation: str, step: int) -> Iterator[torch.Tensor]:
         yield from self.images[: 4 if source == "labeled" else 8].split(3)
-
-    def pool_labels(self) -> torch.Tensor:
-        return torch.zeros(4, dtype=torch.int64)
 
 
 def test_a_method_with_memory_is_refreshed_before_every_second_epoch() -> None:

@@ -36,14 +36,12 @@ def embed(runs: Sequence[Path], workspace: Workspace, classes: Sequence[str] | N
     for other in others:
         same = first.record.data_fingerprint == other.record.data_fingerprint
         if not same or not torch.equal(first.split.unlabeled, other.split.unlabeled):
-            raise RequestError(
-                f"{other.path} has other unlabeled images than {first.path}.\nCompare runs of one setting and split."
-            )
+            found = f"{other.path} has other unlabeled images than {first.path}"
+            raise RequestError(f"{found}.\nCompare runs of one setting and split.")
     rows, labels = _choose(first, classes, limit)
     if len(rows) < FEWEST:
-        raise RequestError(
-            f"only {len(rows)} unlabeled images of these classes.\nName more classes; t-SNE needs {FEWEST} images."
-        )
+        found = f"only {len(rows)} unlabeled images of these classes"
+        raise RequestError(f"{found}.\nName more classes; t-SNE needs {FEWEST} images.")
     images = first.data.train.images[rows]
     points = [_plane(run.model.features(images)) for run in finished]
     return Embedding(points, [_title(run) for run in finished], labels, list(classes or first.record.class_names))

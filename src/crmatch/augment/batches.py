@@ -44,32 +44,19 @@ class BatchMaker:
 
     Distributed: every rank draws for the whole batch, renders its own rows and all-gathers the others as bytes, so that a batch
     does not depend on the number of processes.
-
-    Attributes:
-        images: uint8 (N, C, H, W), the whole training set on the device.
-        labels: int64 (N,); only those of labeled rows are read.
-        labeled: rows of the labeled images.
-        unlabeled: rows of the unlabeled images.
-        views: what the method asks for.
-        batch_sizes: images per source.
-        weak: the weak augmentation.
-        policy: the strong policy.
-        normalizer: from pixels to floats.
-        seed: the run's seed.
-        processes: the ranks that render the views.
     """
 
-    images: Tensor
-    labels: Tensor
-    labeled: Tensor
-    unlabeled: Tensor
-    views: Sequence[View]
-    batch_sizes: dict[Source, int]
+    images: Tensor  # uint8 (N, C, H, W), the whole training set on the device
+    labels: Tensor  # int64 (N,); only those of labeled rows are read
+    labeled: Tensor  # rows of the labeled images
+    unlabeled: Tensor  # rows of the unlabeled images
+    views: Sequence[View]  # what the method asks for
+    batch_sizes: dict[Source, int]  # images per source
     weak: WeakAugmentation
     policy: Policy
-    normalizer: Normalizer
+    normalizer: Normalizer  # from pixels to floats
     seed: int
-    processes: ProcessGroup = SINGLE_PROCESS
+    processes: ProcessGroup = SINGLE_PROCESS  # the ranks that render the views
 
     def batch(self, step: int) -> Batch:
         """Make the batch of `step`."""
@@ -83,10 +70,7 @@ class BatchMaker:
         """Update a learning policy with probes of the step's weakly augmented labeled images.
 
         The proximity of an image is 1 - 0.5 * |probabilities - onehot|_1, which is the probability of its class.
-
-        Args:
-            step: the training step.
-            predict: maps normalized images to class probabilities (N, K) of the evaluated model in eval mode.
+        `predict` maps normalized images to class probabilities (N, K) of the evaluated model in eval mode.
         """
         if not isinstance(self.policy, LearningPolicy):
             return
@@ -107,10 +91,6 @@ class BatchMaker:
         for block, rows in enumerate(torch.split(self._pool(source), POOL_BLOCK)):
             view = View(f"pool/{source}/{block}", source, augmentation)
             yield self.normalizer(self._augmented(view, rows, step))
-
-    def pool_labels(self) -> Tensor:
-        """Classes of the labeled pool, int64."""
-        return self.labels[self.labeled]
 
     def _pool(self, source: Source) -> Tensor:
         return self.labeled if source == "labeled" else self.unlabeled

@@ -18,23 +18,17 @@ from torch import Tensor
 
 from crmatch.augment.kernels.cutout import clipped_boxes, cut_out_
 from crmatch.augment.kernels.resample import FILTERS
-from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_images
+from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence
 from crmatch.augment.randaugment import MagnitudeTable
 from crmatch.augment.variants import Magnitude
 
 
 class LearnedOperation(NamedTuple):
-    """One of CTAugment's operations.
+    """One of CTAugment's operations."""
 
-    Attributes:
-        operation: the key of `OPERATIONS` that applies it.
-        bins: number of bins of each parameter.
-        magnitude: value = start + rounding(span * v), with v in [0, 1], or 2v - 1 for signed operations.
-    """
-
-    operation: str
-    bins: tuple[int, ...] = (17,)
-    magnitude: Magnitude = Magnitude(0, 1)
+    operation: str  # the key of `OPERATIONS` that applies it
+    bins: tuple[int, ...] = (17,)  # number of bins of each parameter
+    magnitude: Magnitude = Magnitude(0, 1)  # of strength v in [0, 1], or 2v - 1 for signed operations
 
 
 _FACTOR = Magnitude(0.1, 1.9)
@@ -72,17 +66,11 @@ _EXISTS = np.arange(_BINS.max()) < _BINS[..., None]
 
 
 class CTAugmentDraws(NamedTuple):
-    """All randomness of N views, on the CPU.
+    """All randomness of N views, on the CPU."""
 
-    Attributes:
-        choices: int64 (N, depth), positions in `LEARNED_OPERATIONS`.
-        strengths: float64 (N, depth, 2), the operations' parameters in [0, 1); only rescale has a second one.
-        boxes: int64 (N, depth + 1, 4), boxes that are filled after each operation and at the end; they may be empty.
-    """
-
-    choices: Tensor
-    strengths: Tensor
-    boxes: Tensor
+    choices: Tensor  # int64 (N, depth), positions in `LEARNED_OPERATIONS`
+    strengths: Tensor  # float64 (N, depth, 2), the operations' parameters in [0, 1); only rescale has a second one
+    boxes: Tensor  # int64 (N, depth + 1, 4), boxes that are filled after each operation and at the end; they may be empty
 
 
 class CTAugment:
@@ -141,7 +129,6 @@ class CTAugment:
 
     def apply(self, images: Tensor, draws: CTAugmentDraws) -> Tensor:
         """Make the views of `images`: uint8 (N, C, H, W) to the same, contiguous."""
-        check_images(images)
         choices, strengths = draws.choices.cpu(), draws.strengths.cpu()
         signed = torch.where(_SIGNED[choices], 2 * strengths[..., 0] - 1, strengths[..., 0])
         values = self._magnitudes.values(choices, signed, *images.shape[2:])
@@ -155,11 +142,8 @@ class CTAugment:
     def learn(self, draws: CTAugmentDraws, proximity: Tensor) -> None:
         """Update the rates: rate[bin] = decay * rate[bin] + (1 - decay) * proximity with bin = int(0.999 v bins).
 
-        Images are processed in order, and the operations of each image too.
-
-        Args:
-            draws: of probes.
-            proximity: (N,), 1 - 0.5 * |probabilities - onehot|_1 of each probe.
+        Images are processed in order, and the operations of each image too. The proximity (N,) of the probes that were
+        made by `draws` is 1 - 0.5 * |probabilities - onehot|_1.
         """
         rates = self._rates.tolist()
         for choices, strengths, close in zip(draws.choices.tolist(), draws.strengths.tolist(), proximity.tolist(), strict=True):
@@ -173,8 +157,7 @@ class CTAugment:
     def weights(self) -> NDArray[np.float64]:
         """Unnormalized probability of each bin in training: p = (rate + 1 - decay) / its maximum, or 0 below the threshold.
 
-        Returns:
-            (operations, parameters, bins), 0 for bins that do not exist.
+        The result is (operations, parameters, bins), 0 for bins that do not exist.
         """
         weights = np.where(_EXISTS, self._rates + (1 - self.decay), 0)
         weights = weights / np.maximum(weights.max(axis=2, keepdims=True), 1 - self.decay)

@@ -35,27 +35,16 @@ Kernel = Callable[[Tensor, Sequence[Group], Floats], Tensor]
 
 
 class Operation(NamedTuple):
-    """One operation.
+    """One operation."""
 
-    Attributes:
-        kernel: applies it; rows of the table that share a kernel are applied together. None returns the image itself.
-        description: one sentence.
-        unit: what the value means; empty if the operation takes no value.
-        low: smallest value.
-        high: largest value.
-        geometric: whether it moves pixels.
-        drops_alpha: whether Pillow refuses images with an alpha channel, so that code for RGBA images removes it first.
-        other: makes the other image of a blend from the image; None is black.
-    """
-
-    kernel: Kernel | None
-    description: str
-    unit: str = ""
-    low: float = 0
-    high: float = 0
-    geometric: bool = False
-    drops_alpha: bool = False
-    other: Callable[[Tensor], Tensor] | None = None
+    kernel: Kernel | None  # None returns the image itself; rows of the table that share a kernel are applied together
+    description: str  # one sentence
+    unit: str = ""  # what the value means; empty if the operation takes no value
+    low: float = 0  # smallest value
+    high: float = 0  # largest value
+    geometric: bool = False  # whether it moves pixels
+    drops_alpha: bool = False  # whether code for RGBA images removes the alpha channel first, because Pillow refuses it
+    other: Callable[[Tensor], Tensor] | None = None  # makes the other image of a blend from the image; None is black
 
     @property
     def signed(self) -> bool:
@@ -191,7 +180,6 @@ def apply_operation(name: str, images: Tensor, values: Tensor) -> Tensor:
     """
     if name not in OPERATIONS:
         raise unknown_name_error("operation", name, OPERATIONS)
-    check_images(images)
     operation = OPERATIONS[name]
     if values.shape != (len(images),):
         raise ValueError(f"{name} needs one value per image, shape ({len(images)},), got {tuple(values.shape)}")
@@ -206,13 +194,17 @@ def apply_sequence(images: Tensor, operations: Tensor, values: Tensor) -> Tensor
     """Apply a sequence of operations to each image, one after the other.
 
     Args:
-        images: uint8 (N, C, H, W); never changed.
+        images: uint8 (N, C, H, W) with C of 1 or 3 and sides from 8 to 512; never changed.
         operations: int64 (N, steps) on the CPU, positions in `OPERATION_NAMES`.
         values: float64 (N, steps) on the CPU, in range.
 
     Returns:
         uint8 (N, C, H, W), contiguous, never the input itself.
     """
+    shape = tuple(images.shape)
+    if images.dtype != torch.uint8 or len(shape) != 4 or shape[1] not in (1, 3) or min(shape[2:]) < 8 or max(shape[2:]) > 512:
+        found = f"{images.dtype} {shape}"
+        raise ValueError(f"images must be uint8 (N, C, H, W) with 1 or 3 channels and sides from 8 to 512, got {found}")
     assert len(operations) == len(values) == len(images), "one row of operations and values per image"
     kinds, strengths = operations.numpy(force=True), values.numpy(force=True)
     result = torch.empty(images.shape, dtype=torch.uint8, device=images.device)
@@ -246,11 +238,3 @@ def _apply_sorted_(images: Tensor, kinds: NDArray[np.int64], values: Floats) -> 
                 if edges[position] < edges[position + 1]
             ]
             images[start:end] = kernel(images[start:end], groups, values[start:end])
-
-
-def check_images(images: Tensor) -> None:
-    """Raise an error unless `images` is uint8 (N, C, H, W) with C of 1 or 3 and sides from 8 to 512."""
-    shape = tuple(images.shape)
-    if images.dtype != torch.uint8 or len(shape) != 4 or shape[1] not in (1, 3) or min(shape[2:]) < 8 or max(shape[2:]) > 512:
-        found = f"{images.dtype} {shape}"
-        raise ValueError(f"images must be uint8 (N, C, H, W) with 1 or 3 channels and sides from 8 to 512, got {found}")

@@ -26,14 +26,7 @@ LearningPolicy = CTAugment
 
 
 def build_policy(name: str, variant: str, cutout: bool, geometry: bool) -> Policy:
-    """Build `randaugment` in one of its variants, or `ctaugment`.
-
-    Args:
-        name: of the policy.
-        variant: of RandAugment.
-        cutout: whether a square is cut out at the end.
-        geometry: whether operations that move pixels are drawn.
-    """
+    """Build `ctaugment`, or `randaugment` in one of its variants; see these classes for `cutout` and `geometry`."""
     if name == "ctaugment":
         return CTAugment(final_cutout=cutout, geometry=geometry)
     return RandAugment(variant, final_cutout=cutout, geometry=geometry)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from crmatch.augment.kernels.cutout import GRAY, cut_out_, draw_boxes
-from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence, check_images
+from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequence
 from crmatch.augment.variants import HIGHEST_LEVEL, LEVEL_SCALE, VARIANTS, Magnitude
 
 _IDENTITY = OPERATION_NAMES.index("identity")
@@ -19,19 +19,12 @@ _DROPS_ALPHA = torch.tensor([operation.drops_alpha for operation in OPERATIONS.v
 
 
 class Draws(NamedTuple):
-    """All randomness of N strong views, on the CPU.
+    """All randomness of N strong views, on the CPU."""
 
-    Attributes:
-        operations: int64 (N, num_ops), positions in `OPERATION_NAMES`.
-        values: float64 (N, num_ops), in the operations' units.
-        applied: bool (N, num_ops), which of the operations are applied.
-        boxes: int64 (N, 4), the box of the final CutOut.
-    """
-
-    operations: Tensor
-    values: Tensor
-    applied: Tensor
-    boxes: Tensor
+    operations: Tensor  # int64 (N, num_ops), positions in `OPERATION_NAMES`
+    values: Tensor  # float64 (N, num_ops), in the operations' units
+    applied: Tensor  # bool (N, num_ops), which of the operations are applied
+    boxes: Tensor  # int64 (N, 4), the box of the final CutOut
 
 
 class MagnitudeTable:
@@ -48,17 +41,10 @@ class MagnitudeTable:
         self._vertical = np.array([name.endswith("_y") for name in names])
 
     def values(self, choice: Tensor, strengths: Tensor, height: int, width: int, scale: int = 1) -> Tensor:
-        """Values of the chosen operations.
+        """Values, float64, of operations given by their positions `choice`, int64, and `strengths`, float64, all of one shape.
 
-        Args:
-            choice: int64, any shape, positions of operations; on the CPU like `strengths`.
-            strengths: float64 of that shape.
-            height: rows of the images, the side that vertical pixels refer to.
-            width: columns of the images.
-            scale: the strength that means 1. Strength * span is divided by it, in the order of the sources' arithmetic.
-
-        Returns:
-            float64 of that shape.
+        Both are on the CPU. Vertical pixels refer to the `height` of the images, horizontal ones to their `width`. `scale` is
+        the strength that means 1: strength * span is divided by it, in the order of the sources' arithmetic.
         """
         kinds = choice.numpy()
         side = np.where(self._vertical, height, width)
@@ -108,7 +94,6 @@ class RandAugment:
 
     def apply(self, images: Tensor, draws: Draws) -> Tensor:
         """Make the strong views of `images`: uint8 (N, C, H, W) to the same, contiguous."""
-        check_images(images)
         operations = torch.where(draws.applied, draws.operations, _IDENTITY).cpu()
         views = apply_sequence(images, operations, draws.values)
         if self.variant.gray_fill:

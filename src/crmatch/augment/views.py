@@ -13,29 +13,17 @@ Source = Literal["labeled", "unlabeled", "extra"]
 
 
 class View(NamedTuple):
-    """One augmented version of one group of images.
+    """One augmented version of one group of images."""
 
-    Attributes:
-        name: the key in `Batch.views`, and the name of the random stream.
-        source: labeled images, unlabeled images, or a second, independent draw of unlabeled images (`extra`).
-        augmentation: none, weak (crop and mirror) or strong (weak, then the run's strong policy).
-    """
-
-    name: str
-    source: Source
-    augmentation: Literal["none", "weak", "strong"]
+    name: str  # the key in `Batch.views`, and the name of the random stream
+    source: Source  # labeled images, unlabeled images, or a second, independent draw of unlabeled images (`extra`)
+    augmentation: Literal["none", "weak", "strong"]  # weak: crop and mirror; strong: weak, then the run's strong policy
 
 
 @dataclass(frozen=True)
 class Batch:
-    """All data of one step that a loss may use.
+    """All data of one step that a loss may use."""
 
-    Attributes:
-        labels: int64 (B,), classes of the labeled images.
-        views: name -> float (N, C, H, W), normalized.
-        unlabeled: int64 (Bu,), positions of the unlabeled images in the unlabeled pool, for methods with memory.
-    """
-
-    labels: Tensor
-    views: Mapping[str, Tensor]
-    unlabeled: Tensor
+    labels: Tensor  # int64 (B,), classes of the labeled images
+    views: Mapping[str, Tensor]  # name -> float (N, C, H, W), normalized
+    unlabeled: Tensor  # int64 (Bu,), positions of the unlabeled images in the unlabeled pool, for methods with memory

@@ -11,21 +11,16 @@ import torch
 from torch import Tensor
 
 from crmatch.augment.kernels.geometry import crop_and_mirror
-from crmatch.augment.operations import OPERATION_NAMES, apply_operation, apply_sequence, check_images
+from crmatch.augment.operations import OPERATION_NAMES, apply_operation, apply_sequence
 
 _POSITIONS = torch.tensor([OPERATION_NAMES.index(name) for name in ("brightness", "contrast", "color", "hue")])
 
 
 class JitterDraws(NamedTuple):
-    """All randomness of N jittered images, on the CPU.
+    """All randomness of N jittered images, on the CPU."""
 
-    Attributes:
-        operations: int64 (N, 4), positions in `OPERATION_NAMES`, in the order of their application.
-        values: float64 (N, 4), their values.
-    """
-
-    operations: Tensor
-    values: Tensor
+    operations: Tensor  # int64 (N, 4), positions in `OPERATION_NAMES`, in the order of their application
+    values: Tensor  # float64 (N, 4), their values
 
 
 class ColorJitter:
@@ -44,7 +39,6 @@ class ColorJitter:
 
     def apply(self, images: Tensor, draws: JitterDraws) -> Tensor:
         """Jitter uint8 (N, C, H, W)."""
-        check_images(images)
         return apply_sequence(images, draws.operations, draws.values)
 
 
@@ -52,21 +46,13 @@ _Draws = TypeVar("_Draws", bound=tuple[Tensor, ...])
 
 
 class WeakAugmentation(NamedTuple):
-    """What a weak view is made of.
+    """What a weak view is made of."""
 
-    Attributes:
-        padding: how far the crop may move, in pixels.
-        mirror: whether half of the views are mirrored.
-        padding_mode: what the crop shows beyond the image.
-        rotation: largest angle in degrees, in both directions; 0 means no rotation.
-        jitter: whether colors are jittered.
-    """
-
-    padding: int
-    mirror: bool
-    padding_mode: Literal["reflect", "zero"] = "reflect"
-    rotation: float = 0.0
-    jitter: bool = False
+    padding: int  # how far the crop may move, in pixels
+    mirror: bool  # whether half of the views are mirrored
+    padding_mode: Literal["reflect", "zero"] = "reflect"  # what the crop shows beyond the image
+    rotation: float = 0.0  # largest angle in degrees, in both directions; 0 means no rotation
+    jitter: bool = False  # whether colors are jittered
 
 
 def weak_views(images: Tensor, weak: WeakAugmentation, generator: torch.Generator, rows: slice = slice(None)) -> Tensor:

@@ -25,13 +25,6 @@ figure = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module to `app`."""
-    app.add_typer(figure, name="figure")
-    for command in (report, probe, distances):
-        app.command()(command)
-
-
 def report(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN...]", help="Finished runs, or directories above them (default: runs).")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import crmatch
-from crmatch.cli.analyze import register
+from crmatch.cli.analyze import distances, figure, probe, report
 from crmatch.cli.data import data
 from crmatch.cli.show import show
 from crmatch.cli.table import table
@@ -42,9 +42,9 @@ def _options_of_the_program(
 
 
 # The help lists the commands in this order.
-for command in (train, evaluate, predict, export, review, suggest, table):
+for command in (train, evaluate, predict, export, review, suggest, table, report, probe, distances):
     app.command()(command)
-register(app)
+app.add_typer(figure, name="figure")
 app.add_typer(show, name="show")
 app.add_typer(data, name="data")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -69,18 +70,18 @@ def check_data(
 
         with Bar("pictures", quiet=json_) as pictures:
             report = check_folder(Path(name), image_size, workspace.data_dir, labels, pictures)
-        typer.echo(json.dumps(report.to_json()) if json_ else "\n".join(report.lines()))
+        typer.echo(json.dumps(asdict(report)) if json_ else "\n".join(report.lines()))
         return
     from crmatch.data.official.fetch import check
 
     with Bar("bytes", quiet=json_) as progress:
         found = check(ALIASES.get(name, name), workspace.data_dir, progress=progress)
     if json_:
-        typer.echo(json.dumps({**found._asdict(), "path": str(found.path), "ok": found.ok}))
+        typer.echo(json.dumps({**found._asdict(), "path": str(found.path), "ok": not found.problems}))
     else:
         counts = ", ".join(f"{count:,} {part}" for part, count in found.counts.items())
         typer.echo(f"{found.path}: {counts}; {len(found.class_names)} classes; {found.origin}; sha256 {found.sha256}")
-    if not found.ok:
+    if found.problems:
         raise DataError(f"{found.path} is not as it should be: {found.problems[0]}.\nFetch it again: crmatch data fetch {name}")
 
 

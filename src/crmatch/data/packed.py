@@ -6,18 +6,18 @@ Keys: `train_images` uint8 (N, H, W, C), `train_labels`, `test_images`, `test_la
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from crmatch.atomic_files import replacing
 from crmatch.errors import DataError
 
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
@@ -102,23 +102,12 @@ def write_packed(path: Path, arrays: Mapping[str, Array | Rows], progress: Progr
         DataError: the disk is full or not writable; a file that was at `path` before is unchanged.
     """
     total = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays.values())
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
         require_space(path.parent, total)
-        with open(temporary, "wb") as file:
-            with zipfile.ZipFile(file, "w") as archive, reporting(progress, total, 0, f"writing {path.name}") as advance:
-                for key, array in arrays.items():
-                    with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as member:
-                        _write_array(member, array, advance)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        advance = start_progress(progress, total, 0, f"writing {path.name}")
+        for key, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as member:
+                _write_array(member, array, advance)
 
 
 def require_space(directory: Path, needed: int) -> None:
@@ -131,20 +120,12 @@ def require_space(directory: Path, needed: int) -> None:
         )
 
 
-def cannot_write(path: Path, error: OSError) -> DataError:
-    """The error for a file that cannot be written."""
-    reason = error.strerror or type(error).__name__
-    return DataError(f"cannot write {path}: {reason}.\nFree some space, or choose a --data-dir you may write to.")
-
-
-@contextlib.contextmanager
-def reporting(progress: Progress | None, total: int, already: int, label: str) -> Iterator[Callable[[int], None]]:
-    """Report work on `total` bytes to `progress`, if there is one; yields the function to call with each number of bytes."""
+def start_progress(progress: Progress | None, total: int, already: int, label: str) -> Callable[[int], None]:
+    """Report work on `total` bytes to `progress`, if there is one; returns the function to call with each number of bytes."""
     if progress is None:
-        yield lambda count: None
-        return
+        return lambda count: None
     progress.start(total, already, label)
-    yield progress.advance
+    return progress.advance
 
 
 def _write_array(member: IO[bytes], array: Array | Rows, advance: Callable[[int], None]) -> None:

@@ -32,15 +32,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Rank and world size. With one process every method is a no-op.
+    """Rank and world size. With one process every method is a no-op."""
 
-    Attributes:
-        rank: from 0; rank 0 writes all files.
-        count: the world size.
-    """
-
-    rank: int = 0
-    count: int = 1
+    rank: int = 0  # rank 0 writes all files
+    count: int = 1  # the world size
 
     @property
     def is_main(self) -> bool:

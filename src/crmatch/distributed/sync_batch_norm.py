@@ -114,9 +114,8 @@ class _Normalize(torch.autograd.Function):
             _, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
                 gradient, inputs, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
             )
-        correlation, total = ctx.processes.all_reduce_sum(torch.stack([weight_gradient, bias_gradient])) / count.to(
-            weight.dtype
-        )
+        sums = ctx.processes.all_reduce_sum(torch.stack([weight_gradient, bias_gradient]))
+        correlation, total = sums / count.to(weight.dtype)
         scale = weight * torch.rsqrt(variance + ctx.eps)
         shift = F.batch_norm(inputs, mean, variance, -scale * correlation, -scale * total, training=False, eps=ctx.eps)
         input_gradient = torch.addcmul(shift, gradient, scale.view(1, -1, 1, 1))

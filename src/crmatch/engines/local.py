@@ -55,8 +55,7 @@ class InProcess(NamedTuple):
 
     workspace: Workspace
     execution: Execution
-    watch: Callable[[RunSpec], AbstractContextManager[Progress]]
-    """Shows the progress of a run."""
+    watch: Callable[[RunSpec], AbstractContextManager[Progress]]  # shows the progress of a run
 
     def train_all(self, specs: Sequence[RunSpec], ended: Callable[[RunOutcome], None], stop: Callable[[], bool]) -> None:
         """Train in the order given."""

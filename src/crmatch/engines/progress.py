@@ -20,18 +20,11 @@ from crmatch.runs.directory import RunDirectory, run_directory
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import RunSpec
 
-LAST_BYTES = 65_536
-"""The last line of the curves is looked for in this many bytes at their end."""
-
 
 class TableProgress:
     """The missing runs of a table: a row for each run on a terminal, elsewhere a line for each run that ends.
 
-    Args:
-        grid: the table.
-        missing: its runs that will be trained.
-        workspace: where they are kept.
-        live: show rows on a terminal; False if each run has a progress bar of its own.
+    With `live` False there are no rows, because each run has a progress bar of its own.
     """
 
     def __init__(self, grid: Grid, missing: Sequence[RunSpec], workspace: Workspace, live: bool) -> None:
@@ -68,14 +61,13 @@ class TableProgress:
         directory, row = self._training[run.spec][0], self._rows[run.spec]
         record = None if run.problem else directory.read_record()
         error = "" if record is None or record.error is None else f", test error {record.error:.2f} %"
+        state = f"failed: {run.problem}" if run.problem else f"finished{error}"
         with self._lock:
             self._done += 1
             del self._training[run.spec]
-            done = None if run.problem else self._bars.tasks[row].total
-            self._bars.update(row, state=f"failed: {run.problem}" if run.problem else f"finished{error}", completed=done)
+            self._bars.update(row, state=state, completed=None if run.problem else self._bars.tasks[row].total)
         if not self._live:
-            text = run.problem or f"finished{error}"
-            self._console.print(f"{self._done} of {self._count}: {self._grid.place(run.spec)}: {text}", soft_wrap=True)
+            self._console.print(f"{self._done} of {self._count}: {self._grid.place(run.spec)}: {state}", soft_wrap=True)
 
     def render(self) -> Group:
         """A line of counts and the rows; if the terminal is too low for all rows, only the running and failed ones."""
@@ -105,9 +97,6 @@ def _modified(path: Path) -> tuple[int, int] | None:
 def _last_step(path: Path) -> int:
     """The step of the last whole line; 0 if there is none."""
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LAST_BYTES))
-            lines = file.read().split(b"\n")[:-1]
-        return int(json.loads(lines[-1])["step"])
+        return int(json.loads(path.read_bytes().split(b"\n")[-2])["step"])
     except (OSError, IndexError, ValueError, TypeError, KeyError):
         return 0

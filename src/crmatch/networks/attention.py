@@ -16,16 +16,11 @@ class AttentionRefiner(nn.Module):
 
     head_i = ReLU(W_i [w_i phi_i(P); phi_i(x)]) and w_i = softmax(phi_i(x) phi_i(P)^T / sqrt(d / H)), with the same embedding
     phi_i: d -> d / H for features x and prototypes P, and dropout on w_i.
-
-    Attributes:
-        prototypes: (P, D), of which only the filled ones count.
-        filled: bool (P,).
-        ready: bool, whether prototypes were ever set; until then features pass unchanged in eval mode.
     """
 
-    prototypes: Tensor
-    filled: Tensor
-    ready: Tensor
+    prototypes: Tensor  # (P, D), of which only the filled ones count
+    filled: Tensor  # bool (P,)
+    ready: Tensor  # bool, whether prototypes were ever set; until then features pass unchanged in eval mode
 
     def __init__(self, features: int, prototypes: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()

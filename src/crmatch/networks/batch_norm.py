@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
@@ -16,20 +13,14 @@ def forward_without_bn_update(network: Network, images: Tensor) -> Outputs:
 
     Mean Teacher's teacher, guessed labels and VAT's perturbed images use it. The network's mode is restored afterwards.
     """
-    with _batch_statistics_only(network):
-        outputs: Outputs = network(images)
-    return outputs
-
-
-@contextmanager
-def _batch_statistics_only(network: Network) -> Iterator[None]:
     training = network.training
     network.train()
     norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:
         norm.track_running_stats = False
     try:
-        yield
+        outputs: Outputs = network(images)
+        return outputs
     finally:
         for norm in norms:
             norm.track_running_stats = True

@@ -25,10 +25,8 @@ class Overrides(NamedTuple):
     recipe: str | None = None
     steps: int | None = None
     splits: tuple[int, ...] | None = None
-    changes: Mapping[str, Any] = {}
-    """Keys changed in every run whose method has them."""
-    unprinted_rows: bool = False
-    """Whether to add the rows that the paper does not print (`--claims`)."""
+    changes: Mapping[str, Any] = {}  # keys changed in every run whose method has them
+    unprinted_rows: bool = False  # whether to add the rows that the paper does not print (`--claims`)
 
 
 class GridCell(NamedTuple):
@@ -46,11 +44,9 @@ class Grid(NamedTuple):
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    cells: tuple[tuple[GridCell | None, ...], ...]
-    """By row and column; None: there is no such cell."""
+    cells: tuple[tuple[GridCell | None, ...], ...]  # by row and column; None: there is no such cell
     splits: tuple[int, ...]
-    settings: Mapping[str, Setting]
-    """The setting of every spec by its name."""
+    settings: Mapping[str, Setting]  # the setting of every spec by its name
     notes: tuple[str, ...]
 
     @property
@@ -159,9 +155,8 @@ def _spec(row: Row, column: Column, setting: Setting, overrides: Overrides, spli
 
 def _small_network(spec: RunSpec) -> dict[str, Any]:
     if not isinstance(spec.network, WideResNetConfig):
-        raise RequestError(
-            f"small-network needs a Wide ResNet; {spec.setting} has {spec.network.kind}.\nUse another --setting."
-        )
+        found = f"small-network needs a Wide ResNet; {spec.setting} has {spec.network.kind}"
+        raise RequestError(f"{found}.\nUse another --setting.")
     filters = spec.network.filters
     return SMALL if filters > 4 * SMALL["network.filters"] else {"network.filters": max(1, filters // 4)}
 

@@ -21,7 +21,7 @@ from crmatch.runs.directory import run_directory
 from crmatch.runs.record import HEADLINES, RunRecord, parse_record
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import train_command
-from crmatch.spec.run_spec import RunSpec, differences
+from crmatch.spec.run_spec import RunSpec
 
 
 class Run(NamedTuple):
@@ -41,10 +41,8 @@ class TableCell(NamedTuple):
     grid_cell: GridCell
     value: Summary | None
     runs: tuple[str, ...]
-    missing: tuple[str, ...]
-    """Commands that train or analyze the missing runs."""
-    problem: str
-    """Why one of its runs has no record, e.g. that it diverged."""
+    missing: tuple[str, ...]  # commands that train or analyze the missing runs
+    problem: str  # why one of its runs has no record, e.g. that it diverged
     rank: Literal["best", "second", ""] = ""
 
 
@@ -75,10 +73,7 @@ def runs_in(workspace: Workspace, grid: Grid) -> Find:
         record = directory.read_record()
         if record is None:
             return None
-        changed = [f"{key} is {old!r} there, {new!r} here" for key, (old, new) in differences(record.spec, spec).items()]
-        if changed:
-            found = f"{directory.path} holds a run of another spec: {'; '.join(changed[:3])}"
-            raise RequestError(f"{found}.\nChoose another --out, or remove it.")
+        directory.check_spec(record.spec, spec)
         return Run(record, str(directory.path))
 
     return find
@@ -113,11 +108,8 @@ def analysis_command(source: str, analysis: str) -> str:
 def fill(grid: Grid, find: Find, *, options: Sequence[str] = (), problems: Mapping[RunSpec, str] | None = None) -> FilledTable:
     """Fill the cells of a grid with the values of its runs.
 
-    Args:
-        grid: the runs behind each cell.
-        find: finds the run of a spec.
-        options: appended to the commands of missing runs (`--out`, `--data-dir`).
-        problems: why runs that were tried have no record.
+    `options` (`--out`, `--data-dir`) are appended to the commands of missing runs; `problems` say why runs that were tried
+    have no record.
     """
     found = {spec: run for spec in grid.specs if (run := find(spec)) is not None}
     _check_data(list(found.values()))

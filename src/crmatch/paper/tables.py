@@ -35,8 +35,7 @@ class Column(NamedTuple):
     changes: Mapping[str, Any] = {}
     network: Mapping[str, Any] = {}
     """Changes of the network; they apply at the paper's setting only, other settings keep their own network."""
-    key_aliases: Mapping[str, str] = {}
-    """Row keys renamed in this column, e.g. unlabeled_weight -> feature_distance_weight."""
+    key_aliases: Mapping[str, str] = {}  # row keys renamed in this column, e.g. unlabeled_weight -> feature_distance_weight
 
     @property
     def name(self) -> str:
@@ -52,12 +51,9 @@ class Row(NamedTuple):
     """Cells from left to right, separated by `|`: `10.70±2.91*`. `-`: the paper has no value; empty: there is no such cell."""
     changes: Mapping[str, Any] = {}
     method: str = "crmatch"
-    small: bool = False
-    """On a small network: 32 filters instead of 135, or a quarter of the recipe's filters at other settings."""
-    measure: str | None = None
-    """The key of the table's analysis that the row shows; None: the test error."""
-    ruled: bool = False
-    """Whether a line is drawn above the row."""
+    small: bool = False  # on a small network: 32 filters instead of 135, or a quarter of the recipe's filters at other settings
+    measure: str | None = None  # the key of the table's analysis that the row shows; None: the test error
+    ruled: bool = False  # whether a line is drawn above the row
 
     @property
     def values(self) -> list[Printed | None]:
@@ -69,11 +65,9 @@ class PaperTable(NamedTuple):
     """A table of the paper."""
 
     name: str
-    number: str
-    """Its place in the paper."""
+    number: str  # its place in the paper
     caption: str
-    heads: tuple[str, ...]
-    """Headings of the row labels."""
+    heads: tuple[str, ...]  # headings of the row labels
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     splits: tuple[int, ...] = ONE_SPLIT
@@ -81,10 +75,8 @@ class PaperTable(NamedTuple):
     """Rows for claims of the text and for values in the LaTeX sources that the paper's table does not print."""
     best: Literal["column", "table", "none"] = "column"
     """Where the lowest value is bold: in each column, in the whole table, or nowhere."""
-    second: bool = False
-    """Whether the second lowest value is italic."""
-    analysis: Literal["probe", "distances"] | None = None
-    """The command that measures the cells; None: they are test errors."""
+    second: bool = False  # whether the second lowest value is italic
+    analysis: Literal["probe", "distances"] | None = None  # the command that measures the cells; None: they are test errors
     unit: str = "error rate, %"
     notes: tuple[str, ...] = ()
 

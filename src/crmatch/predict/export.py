@@ -44,28 +44,19 @@ class _Deployed(nn.Module):
 def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float:
     """Write `model` to `out` and compare the predictions of that file with the model's.
 
-    Args:
-        model: a loaded model.
-        form: `torch` (torch.export, usually .pt2) or `onnx`.
-        out: file to write.
-        images: to compare on: uint8 (N, C, H, W) at the model's image size, at least two.
-
-    Returns:
-        The largest absolute difference of a probability.
+    They are compared on `images`, at least two, uint8 (N, C, H, W) at the model's image size. Returns the largest absolute
+    difference of a probability.
     """
-    batch = torch.export.Dim("batch", min=1)
+    shapes = {"images": {0: torch.export.Dim("batch", min=1)}}
     with torch.no_grad():
-        program = torch.export.export(
-            _Deployed(model).eval(), (images[:2].contiguous(),), dynamic_shapes={"images": {0: batch}}
-        )
+        program = torch.export.export(_Deployed(model).eval(), (images[:2].contiguous(),), dynamic_shapes=shapes)
     read = _write_torch(program, out) if form == "torch" else _write_onnx(program, out)
     expected = model.predict_probabilities(images)
     found = [read(images[:size].contiguous()) for size in (1, 7, len(images))]  # the batch size must not be fixed
     difference = max(float((part - expected[: len(part)]).abs().max()) for part in found)
     if difference > LARGEST_DIFFERENCE:
-        raise RequestError(
-            f"{out} differs from the model by up to {difference:.2g} in a probability.\nPlease report this with the model."
-        )
+        problem = f"{out} differs from the model by up to {difference:.2g} in a probability"
+        raise RequestError(f"{problem}.\nPlease report this with the model.")
     return difference
 
 

@@ -83,21 +83,17 @@ def score_unlabeled(run: FinishedRun) -> Scores:
             weak_mean = weak_mean + model.outputs(weak)[0] / WEAK_VIEWS
         strong_mean = strong_mean + model.outputs(strong)[0] / STRONG_VIEWS
     features, labeled_features = (F.normalize(part, dim=1) for part in (features, model.features(train.images[labeled])))
+    confidence, predicted = probabilities.max(dim=1)
+    same, cosine = train.labels[labeled][None] == predicted[:, None], features @ labeled_features.T
+    own, other = (cosine.masked_fill(excluded, -1).max(dim=1).values for excluded in (~same, same))
     return Scores(
         rows=rows,
         probabilities=probabilities,
         disagreement=(weak_mean - strong_mean).abs().sum(dim=1) / 2,
-        surprise=_surprise(probabilities, features @ labeled_features.T, train.labels[labeled]),
+        surprise=confidence * (other - own).clamp_min(0),
         features=features,
         labeled_features=labeled_features,
     )
-
-
-def _surprise(probabilities: Tensor, cosine: Tensor, labels: Tensor) -> Tensor:
-    confidence, predicted = probabilities.max(dim=1)
-    same = labels[None] == predicted[:, None]
-    own, other = (cosine.masked_fill(excluded, -1).max(dim=1).values for excluded in (~same, same))
-    return confidence * (other - own).clamp_min(0)
 
 
 def suggest(reviewed: ReviewedRun, count: int) -> list[Suggestion]:

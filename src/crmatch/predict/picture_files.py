@@ -6,9 +6,7 @@ import contextlib
 import csv
 import io
 import json
-import queue
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -99,41 +97,18 @@ def predict_files(
 def _decoded_batches(
     paths: Sequence[Path], size: int, channels: int, batch_size: int
 ) -> Iterator[tuple[range, NDArray[np.uint8], dict[int, str]]]:
-    """(rows of a batch, pixels of all rows, reasons of its unreadable files) in order.
-
-    `decode_rows` gives its worker processes new pictures only while it is iterated, so a thread iterates it.
-    """
-    results: queue.SimpleQueue[list[tuple[int, Any]] | Exception] = queue.SimpleQueue()
-    stop = threading.Event()
-
-    def decode(target: Path) -> None:
-        jobs = [(row, str(path)) for row, path in enumerate(paths)]
-        try:
-            with contextlib.closing(decode_rows(jobs, target, size, channels)) as parts:
-                for part in parts:
-                    results.put(part)
-                    if stop.is_set():
-                        return
-        except Exception as error:  # noqa: BLE001 - raised again in the main thread
-            results.put(error)
-
+    """(rows of a batch, pixels of all rows, reasons of its unreadable files) in order; decoding goes on between batches."""
     broken: dict[int, str] = {}
     missing = set(range(len(paths)))
     with tempfile.NamedTemporaryFile(prefix="crmatch-") as file:
         file.truncate(len(paths) * size * size * channels)
         pixels = np.memmap(file.name, np.uint8, "r", shape=(len(paths), size, size, channels))
-        thread = threading.Thread(target=decode, args=(Path(file.name),), daemon=True)
-        thread.start()
-        try:
+        jobs = [(row, str(path)) for row, path in enumerate(paths)]
+        with contextlib.closing(decode_rows(jobs, Path(file.name), size, channels)) as parts:
             for start in range(0, len(paths), batch_size):
                 batch = range(start, min(start + batch_size, len(paths)))
                 while not missing.isdisjoint(batch):
-                    part = results.get()
-                    if isinstance(part, Exception):
-                        raise part
+                    part = next(parts)
                     missing -= {row for row, _ in part}
                     broken |= {row: what for row, what in part if isinstance(what, str)}
                 yield batch, pixels, {row: broken[row] for row in batch if row in broken}
-        finally:
-            stop.set()
-            thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from crmatch.analysis.curves import PSEUDO_LABEL_CURVES, Points, Summary
-from crmatch.errors import DataError, RequestError
+from crmatch.atomic_files import write_file
+from crmatch.errors import RequestError
 
 if TYPE_CHECKING:
     from crmatch.analysis.embedding import Embedding
@@ -116,10 +118,9 @@ def _finish(panel: Axes, title: str) -> None:
 
 def _save(figure: Figure, out: Path) -> None:
     """Write the figure in the format of its extension."""
-    if out.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
+    kind = out.suffix[1:].lower()
+    if kind not in figure.canvas.get_supported_filetypes():
         raise RequestError(f"--out {out} has no known picture format.\nUse .png, .svg or .pdf.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, dpi=150)
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror or error}.\nChoose another --out.") from error
+    file = io.BytesIO()
+    figure.savefig(file, dpi=150, format=kind)
+    write_file(out, file.getvalue())

@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from crmatch.analysis.finished_run import open_run
+from crmatch.atomic_files import write_file
 from crmatch.data.images import ImageSet
-from crmatch.errors import DataError
 from crmatch.evaluation import reliability
 from crmatch.runs.workspace import Workspace
 
@@ -60,11 +60,9 @@ def write(pen: ImageDraw.ImageDraw, place: tuple[int, int], text: str, size: int
 
 def save(page: Image.Image, out: Path) -> None:
     """Write a page as PNG."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        page.save(out, "PNG")
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror or error}.\nChoose another --out.") from error
+    file = io.BytesIO()
+    page.save(file, "PNG")
+    write_file(out, file.getvalue())
 
 
 def draw_contact_sheet(images: ImageSet, title: str, out: Path) -> None:

@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from crmatch.data.official.catalog import CATALOG
 from crmatch.data.settings import Setting
 from crmatch.errors import RequestError
 from crmatch.networks.config import SLICE_BYTES, ResNet18Config, WideResNetConfig
@@ -36,14 +37,6 @@ SLICES = 20  # parts of a batch that exist at once inside lean convolutions, all
 PROCESS_BYTES = 0.35e9  # interpreter, torch and a small data set
 BYTES_PER_WEIGHT = 16  # weight, gradient, momentum and EMA weight in float32
 ACTIVATION_SIZE = {"fp64": 2.0, "fp32": 1.0, "bf16": 0.5, "fp16": 0.5}
-TRAIN_IMAGES = {
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "svhn": 73_257,
-    "stl10": 105_000,
-    "mini_imagenet": 50_000,
-    "digits": 1297,
-}
 # Control groups v2 and v1: controller -> its folder, files of limit and usage, key of reclaimable memory in memory.stat.
 CGROUPS = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
@@ -73,8 +66,9 @@ def estimate(spec: RunSpec, setting: Setting, activations: Activations = "lean")
     """Estimate the cost of `spec`; its memory depends on the activations that are stored for the backward pass."""
     layers = network_layers(spec.network, setting.channels, spec.data.image_size)
     images, multiply_adds = images_per_step(spec), sum(layer.weights * layer.pixels for layer in layers)
-    train_images = TRAIN_IMAGES.get(setting.data)
-    steps = spec.plan.steps or (spec.plan.total_steps(train_images) if train_images else None)
+    steps = spec.plan.steps
+    if steps is None and (known := CATALOG.get(setting.data)):
+        steps = spec.plan.total_steps(known.counts["train"] + known.counts.get("unlabeled", 0))
     weights = sum(layer.weights for layer in layers) * BYTES_PER_WEIGHT * max(1.0, ACTIVATION_SIZE[spec.precision])
     return Cost(
         images_per_step=images,

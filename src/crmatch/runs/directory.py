@@ -17,7 +17,7 @@ from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.runs.record import RunRecord, parse_record
 from crmatch.spec.recipes import changed_keys, default_recipe
-from crmatch.spec.run_spec import RunSpec, parse_spec
+from crmatch.spec.run_spec import RunSpec, differences, parse_spec
 
 LONGEST_VARIANT = 60
 MODEL_WEIGHTS, MODEL_CONFIG, MODEL_CARD = "model.safetensors", "config.json", "README.md"
@@ -100,6 +100,13 @@ class RunDirectory:
         except RequestError as error:
             found = f"{self.spec} is not the spec of a run: {str(error).splitlines()[0]}"
             raise DataError(f"{found}\nThe file is damaged; remove the directory.") from error
+
+    def check_spec(self, found: RunSpec, wanted: RunSpec) -> None:
+        """Raise a `RequestError` if the spec found in the directory is not the wanted one."""
+        if found != wanted:
+            changed = [f"{key} is {old!r} there, {new!r} here" for key, (old, new) in differences(found, wanted).items()]
+            reason = f"{self.path} holds a run of another spec: {'; '.join(changed[:3])}"
+            raise RequestError(f"{reason}.\nChoose another --out, or remove the directory.")
 
     def read_record(self) -> RunRecord | None:
         """The record of a finished run; None if it is not finished."""

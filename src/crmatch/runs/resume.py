@@ -19,9 +19,9 @@ from crmatch.atomic_files import read_json
 from crmatch.errors import CRMatchError, DataError, DivergedError, RequestError, ResumeError
 from crmatch.runs.directory import RunDirectory
 from crmatch.runs.record import RunRecord
-from crmatch.spec.run_spec import NUMERICS, RunSpec, differences
+from crmatch.spec.run_spec import NUMERICS, RunSpec
 from crmatch.training.checkpoint import Checkpoint, checkpoint_files, load_checkpoint
-from crmatch.training.health import ADVICE, LateDivergenceError, first_divergence
+from crmatch.training.health import ADVICE, LateDivergenceError
 from crmatch.training.loop import Training
 
 logger = logging.getLogger(__name__)
@@ -35,10 +35,7 @@ def finished_record(directory: RunDirectory, spec: RunSpec, resume: Literal["aut
             found = f"{directory.path} holds a run without its spec.json"
             raise ResumeError(f"{found}.\nBring the file back, choose another --out, or remove the directory.")
         return None
-    if started != spec:
-        changed = [f"{key} is {old!r} there, {new!r} here" for key, (old, new) in differences(started, spec).items()]
-        found = f"{directory.path} holds a run of another spec: {'; '.join(changed[:3])}"
-        raise RequestError(f"{found}.\nChoose another --out, or remove the directory.")
+    directory.check_spec(started, spec)
     if resume == "never":
         found = f"{directory.path} already holds this run, and --resume never was asked for"
         raise RequestError(f"{found}.\nUse --resume auto to resume it, choose another --out, or remove the directory.")
@@ -75,18 +72,16 @@ def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, no
     if before["numerics"] != NUMERICS:
         found = f"{directory.path} was started with numerics {before['numerics']}; this version has {NUMERICS}"
         raise ResumeError(f"{found}.\nFinish it with the version that started it, or remove the directory.")
-    split = read_json(directory.split)
-    started = split.get("data_fingerprint") if isinstance(split, dict) else None
+    started = read_json(directory.split)["data_fingerprint"]
     if started != fingerprint:
         found = f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now)"
         raise DataError(f"{found}.\nBring the old data back, or choose another --out.")
-    changed = [
-        (f"with {before[unit]} {unit}", f"with {now[unit]}") for unit in ("threads", "processes") if before[unit] != now[unit]
-    ]
-    if before["compiled"] != now["compiled"]:
-        changed.append(("compiled", "eager") if before["compiled"] else ("eager", "compiled"))
-    for then, here in changed:
-        logger.warning("this run began %s and resumes %s: the result will not be bit-identical", then, here)
+    then, here = (
+        f"{'compiled' if values['compiled'] else 'eager'} code, {values['threads']} threads, {values['processes']} processes"
+        for values in (before, now)
+    )
+    if then != here:
+        logger.warning("this run began with %s and resumes with %s: the result will not be bit-identical", then, here)
 
 
 def locate_divergence(
@@ -101,7 +96,11 @@ def locate_divergence(
         replay.finite.immediate = True
         if (checkpoint := load_checkpoint(directory.checkpoints)) is not None:
             replay.restore(checkpoint)
-        error = first_divergence(replay.take_step, reached - replay.step) or error
+        try:
+            while replay.step < reached:
+                replay.take_step()
+        except DivergedError as first:
+            error = first
     checkpoints = checkpoint_files(directory.checkpoints)
     good = f"the last good checkpoint is {checkpoints[0].name}" if checkpoints else "no checkpoint had been saved before"
     return DivergedError(f"{str(error).splitlines()[0]}\n{ADVICE}; {good}.")

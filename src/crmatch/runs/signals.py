@@ -48,8 +48,8 @@ class StopRequest:
             raise SystemExit(128 + number)
         self.signal = number
         if not (self._polled and self._quiet):
-            text = "finishing this step and saving; press again to end at once"
-            text = text if self._polled else "crmatch: stopped by a signal; there was nothing to save yet."
+            saving = "finishing this step and saving; press again to end at once"
+            text = saving if self._polled else "crmatch: stopped by a signal; there was nothing to save yet."
             # Unbuffered: a handler may interrupt a write to sys.stderr, which cannot be entered twice.
             with contextlib.suppress(OSError):
                 os.write(2, f"\n{text}\n".encode())

@@ -26,8 +26,7 @@ class DataSpec(StrictModel):
     labels_file: str | None = None  # a labels.csv that replaces the folder's own, or adds labels to those of a setting
     labels_checksum: str | None = None  # 8 hex digits for the content of that file: new labels make a new run
     image_size: int = Field(32, ge=8, le=512)
-    unlabeled: Literal["remaining", "all"] = "remaining"
-    """Whether the unlabeled images exclude or include the labeled ones."""
+    unlabeled: Literal["remaining", "all"] = "remaining"  # whether the unlabeled images exclude or include the labeled ones
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
     """The same number of labels for every class, numbers in proportion to the classes, or the data set's published folds."""
     mean: tuple[float, ...] = (0.5,)  # per channel, or one value for all, of pixels scaled to 0..1

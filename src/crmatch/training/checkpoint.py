@@ -23,7 +23,7 @@ from crmatch.errors import ResumeError
 
 logger = logging.getLogger(__name__)
 KEPT = 2
-_NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})\.safetensors")
+_NAME = re.compile(r"step-\d{8}-[0-9a-f]{16}\.safetensors")
 
 
 class Checkpoint(NamedTuple):
@@ -41,9 +41,10 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     content = safetensors.torch.save(tensors, metadata)
     written = directory / f"step-{checkpoint.step:08d}-{checksum(content)}.safetensors"
     write_file(written, content)
-    others = [file for file in checkpoint_files(directory) if file != written]
-    same_step = [file for file in others if _parts(file)[0] == checkpoint.step]  # saved before a kill; only its timings differ
-    for old in same_step + [file for file in others if file not in same_step][KEPT - 1 :]:
+    files = checkpoint_files(directory)
+    # Another file of this step was saved before a kill, and only its timings differ.
+    earlier = [file for file in files if not file.name.startswith(f"step-{checkpoint.step:08d}-")]
+    for old in {*files} - {written, *earlier[: KEPT - 1]}:
         with contextlib.suppress(OSError):
             old.unlink()
 
@@ -53,13 +54,6 @@ def checkpoint_files(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     return sorted((file for file in directory.iterdir() if _NAME.fullmatch(file.name)), reverse=True)
-
-
-def _parts(file: Path) -> tuple[int, str]:
-    """Step and checksum in a checkpoint's name."""
-    match = _NAME.fullmatch(file.name)
-    assert match is not None
-    return int(match[1]), match[2]
 
 
 def load_checkpoint(directory: Path) -> Checkpoint | None:
@@ -92,7 +86,7 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
 
 def _read(file: Path) -> Checkpoint:
     content = file.read_bytes()
-    if checksum(content) != _parts(file)[1]:
+    if checksum(content) != file.stem.rpartition("-")[2]:
         raise ValueError("its bytes do not fit the checksum in its name")
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,16 +47,6 @@ class FiniteWatch:
         return flag is not None and bool(flag)
 
 
-def first_divergence(take_step: Callable[[], object], steps: int) -> DivergedError | None:
-    """Replay at most `steps` steps and return the error of the first bad one; None if none is bad this time."""
-    try:
-        for _ in range(steps):
-            take_step()
-    except DivergedError as error:
-        return error
-    return None
-
-
 CHECKS = 5
 """Consecutive log points that must agree before a warning."""
 QUIET_SHARE = 0.25
@@ -92,17 +82,10 @@ class CollapseWatch:
         share = 100 * max(sums) / sum(sums) if sum(sums) else 0.0
         self._one_class_checks = self._one_class_checks + 1 if share > LARGEST_SHARE and len(sums) > 1 else 0
         if self._unused_checks == CHECKS:
-            logger.warning(
-                "step %d: hardly any pseudo-label is confident enough to be used (%.2g %%); the run learns from its labels "
-                "alone.\nLower method.threshold, or label a few more images.",
-                line["step"],
-                rate,
-            )
+            found = f"hardly any pseudo-label is confident enough to be used ({rate:.2g} %); the run uses its labels only"
+            logger.warning("step %d: %s.\nLower method.threshold, or label a few more images.", line["step"], found)
         if self._one_class_checks == CHECKS:
-            logger.warning(
-                "step %d: %.0f %% of the pseudo-labels used are %r; the model may have collapsed onto that class.\n"
-                "Check the labels of that class, label more of the others, or try a smaller plan.learning_rate.",
-                line["step"],
-                share,
-                self._names[sums.index(max(sums))],
-            )
+            name = self._names[sums.index(max(sums))]
+            found = f"{share:.0f} % of the pseudo-labels used are {name!r}; the model may have collapsed onto that class"
+            advice = "Check the labels of that class, label more of the others, or try a smaller plan.learning_rate."
+            logger.warning("step %d: %s.\n%s", line["step"], found, advice)

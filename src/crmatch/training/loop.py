@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from crmatch.augment.policies import LearningPolicy, Policy
+from crmatch.augment.batches import BatchMaker
+from crmatch.augment.policies import LearningPolicy
 from crmatch.augment.views import Batch
 from crmatch.distributed.sync_batch_norm import make_distributed
 from crmatch.errors import DivergedError
@@ -32,47 +33,16 @@ from crmatch.training.runtime import Runtime, compile_backbone
 Curves = dict[str, Any]
 
 
-class Batches(Protocol):
-    """Source of batches: a pure function of the step and of what the policy has learned."""
-
-    @property
-    def policy(self) -> Policy:
-        """The strong policy; the loop saves its state if it learns."""
-
-    def batch(self, step: int) -> Batch:
-        """The batch of `step`."""
-
-    def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
-        """Let a learning policy (CTAugment) learn from predictions on probe images."""
-
-    def pool(
-        self, source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"], step: int
-    ) -> Iterator[Tensor]:
-        """All images of a pool in order, normalized, in large batches; weak views are drawn for `step`."""
-
-    def pool_labels(self) -> Tensor:
-        """Classes of the labeled pool."""
-
-
 @dataclass(frozen=True)
 class Observers:
-    """What the loop calls in addition to computing; by default nothing happens.
+    """What the loop calls in addition to computing; by default nothing happens."""
 
-    Attributes:
-        log: receives one line of curves per log point.
-        evaluate: models -> errors; called every `evaluate_every` steps.
-        observe: (batch, loss) -> further scalars that are averaged between log points.
-        save: receives a checkpoint every `checkpoint_every` steps.
-        advance: receives the number of finished steps after every step.
-        stop: whether to save and return before the next step.
-    """
-
-    log: Callable[[Curves], None] = lambda line: None
-    evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}
-    observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}
-    save: Callable[[Checkpoint], None] = lambda checkpoint: None
-    advance: Callable[[int], None] = lambda steps: None
-    stop: Callable[[], bool] = lambda: False
+    log: Callable[[Curves], None] = lambda line: None  # receives one line of curves per log point
+    evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}  # models -> errors; called every `evaluate_every` steps
+    observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}  # scalars, averaged between log points
+    save: Callable[[Checkpoint], None] = lambda checkpoint: None  # receives a checkpoint every `checkpoint_every` steps
+    advance: Callable[[int], None] = lambda steps: None  # receives the number of finished steps after every step
+    stop: Callable[[], bool] = lambda: False  # whether to save and return before the next step
 
 
 @dataclass
@@ -81,15 +51,14 @@ class Training:
 
     method: Method
     network: Network
-    batches: Batches
+    batches: BatchMaker
     plan: TrainPlan
     total_steps: int
     steps_per_epoch: int
     runtime: Runtime
     seed: int
     step: int = 0
-    images: int = 0
-    """Images that have passed through the network in training."""
+    images: int = 0  # images that have passed through the network in training
     seconds: float = 0.0
     meter: Meter = field(default_factory=Meter)
 
@@ -200,7 +169,7 @@ class Training:
             self.network.train()
             return torch.cat([part for part, _ in parts]), torch.cat([part for _, part in parts]).softmax(dim=1)
 
-        self.method.refresh(Refresh(self.models, step, self.batches.pool_labels(), features))
+        self.method.refresh(Refresh(self.models, step, self.batches.labels[self.batches.labeled], features))
 
     def check_flag(self) -> None:
         """Raise if a step since the last check was bad and could not be noticed at once (GPU)."""

@@ -16,37 +16,32 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, ...], Tensor] = {}
-        self._counts: dict[tuple[str, ...], int] = {}
+        self._groups: dict[tuple[str, ...], tuple[int, Tensor]] = {}  # names -> number of steps, sums
 
     def add(self, values: Mapping[str, Tensor]) -> None:
         """Add one step's scalars."""
-        names = tuple(values)
         stacked = torch.stack([value.detach().to(torch.float64) for value in values.values()])
-        if names in self._sums:
-            self._sums[names] += stacked
-        else:
-            self._sums[names] = stacked
-        self._counts[names] = self._counts.get(names, 0) + 1
+        count, sums = self._groups.get(tuple(values), (0, 0.0))
+        self._groups[tuple(values)] = count + 1, sums + stacked
 
     def means(self) -> dict[str, float]:
         """Means since the last call, each over the steps that reported its name; then resets."""
         totals: dict[str, float] = {}
         counts: dict[str, int] = {}
-        for names, sums in self._sums.items():
+        for names, (count, sums) in self._groups.items():
             for name, value in zip(names, sums.tolist(), strict=True):
                 totals[name] = totals.get(name, 0.0) + value
-                counts[name] = counts.get(name, 0) + self._counts[names]
-        self._sums, self._counts = {}, {}
+                counts[name] = counts.get(name, 0) + count
+        self._groups = {}
         return {name: total / counts[name] for name, total in totals.items()}
 
     def state(self) -> list[dict[str, Any]]:
         """Plain values for a checkpoint."""
-        return [
-            {"names": list(names), "count": self._counts[names], "sum": sums.tolist()} for names, sums in self._sums.items()
-        ]
+        return [{"names": names, "count": count, "sum": sums.tolist()} for names, (count, sums) in self._groups.items()]
 
     def load_state(self, state: list[dict[str, Any]], device: torch.device) -> None:
         """Load `state`."""
-        self._counts = {tuple(group["names"]): int(group["count"]) for group in state}
-        self._sums = {tuple(group["names"]): torch.tensor(group["sum"], dtype=torch.float64, device=device) for group in state}
+        self._groups = {
+            tuple(group["names"]): (group["count"], torch.tensor(group["sum"], dtype=torch.float64, device=device))
+            for group in state
+        }

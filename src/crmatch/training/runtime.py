@@ -29,23 +29,14 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where and with which numbers a run computes.
+    """Where and with which numbers a run computes."""
 
-    Attributes:
-        device: of all tensors.
-        dtype: of weights, images and losses.
-        processes: the process group of the run.
-        autocast: type of the backbone's activations in training; None: `dtype`.
-        compile: whether the backbone's training passes are compiled.
-        recompute: whether activations are recomputed in the backward pass.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
+    device: torch.device  # of all tensors
+    dtype: torch.dtype  # of weights, images and losses
     processes: ProcessGroup = SINGLE_PROCESS
-    autocast: torch.dtype | None = None
-    compile: bool = False
-    recompute: bool = False
+    autocast: torch.dtype | None = None  # type of the backbone's activations in training; None: `dtype`
+    compile: bool = False  # whether the backbone's training passes are compiled
+    recompute: bool = False  # whether activations are recomputed in the backward pass
 
     @property
     def host_sync_is_free(self) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 def look(folder: Path, image_size: int | None = None) -> Preflight:
     found = check_folder(folder, image_size, folder.parent / "data")
-    json.dumps(found.to_json())
+    json.dumps(asdict(found))
     return found
 
 
@@ -116,7 +117,7 @@ def test_all_fifty_broken_pictures_are_in_the_report(tmp_path: Path) -> None:
     assert len(broken) == 50
     found = look(tmp_path / "p")
     assert {named.path for named in found.unreadable} == broken
-    assert {item["path"] for item in found.to_json()["unreadable"]} == broken
+    assert {item["path"] for item in asdict(found)["unreadable"]} == broken
     text = "\n".join(found.lines())
     assert all(f"  {path}: " in text for path in broken)
     assert "cannot be read: 50" in found.lines()

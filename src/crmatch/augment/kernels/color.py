@@ -17,11 +17,7 @@ def to_bytes(pixels: Tensor) -> Tensor:
 def luma(pixels: Tensor) -> Tensor:
     """Pillow's conversion to mode L: (19595 R + 38470 G + 7471 B + 32768) >> 16. Gray images are copied.
 
-    Args:
-        pixels: float32 (N, C, H, W) with integer values, C is 1 or 3.
-
-    Returns:
-        float32 (N, 1, H, W) with integer values.
+    float32 (N, C, H, W) with C of 1 or 3 -> float32 (N, 1, H, W), both with integer values.
     """
     if pixels.shape[1] == 1:
         return pixels.clone()
@@ -85,11 +81,7 @@ def equalize(images: Tensor) -> Tensor:
 def smooth(images: Tensor) -> Tensor:
     """``ImageFilter.SMOOTH``: (sum of the 3 x 3 neighborhood + 4 * center) / 13, rounded.
 
-    Args:
-        images: (N, C, H, W) with integer values of any type, contiguous.
-
-    Returns:
-        float32 (N, C, H, W) with integer values; like Pillow, the border keeps its pixels.
+    Contiguous (N, C, H, W) of any type -> float32 (N, C, H, W), both with integer values; the border keeps its pixels.
     """
     width = images.shape[3]
     pixels = images.view(-1).to(torch.int16)
@@ -135,14 +127,8 @@ def _rounded_quotient(total: Tensor, weight: int, images: Tensor, border: int) -
 def hue(images: Tensor, shifts: Tensor) -> Tensor:
     """Turn the hue like torchvision's ``adjust_hue``: RGB to Pillow's HSV in bytes, H + int(shift * 255) modulo 256, and back.
 
-    Pillow mixes float32 variables with float64 constants; this code makes the same conversions.
-
-    Args:
-        images: uint8 (N, 3, H, W).
-        shifts: (N, 1, 1), from -0.5 to 0.5.
-
-    Returns:
-        uint8 (N, 3, H, W).
+    Pillow mixes float32 variables with float64 constants; this code makes the same conversions. `images` are uint8
+    (N, 3, H, W), like the result; `shifts` are (N, 1, 1), from -0.5 to 0.5.
     """
     red, green, blue = images.to(torch.float32).unbind(1)
     value, lowest = images.amax(1), images.amin(1)

@@ -13,11 +13,7 @@ GRAY = (127, 127, 127)
 
 
 def draw_boxes(rule: CutOut, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Draw one box per image: a side according to `rule`, and a uniform center.
-
-    Returns:
-        int64 (N, 4), boxes inside the image; a side of 0 gives an empty box.
-    """
+    """Draw one box inside each image, int64 (N, 4): a side according to `rule`, 0 for an empty box, and a uniform center."""
     strength = torch.rand(count, 3, generator=generator, dtype=torch.float64)
     size = torch.tensor([height, width])
     if rule.end_included:
@@ -38,12 +34,9 @@ def clipped_boxes(centers: Tensor, side: Tensor, height: int, width: int) -> Ten
 
 
 def cut_out_(images: Tensor, boxes: Tensor, color: tuple[int, int, int] = GRAY) -> Tensor:
-    """Fill each image's box in place and return `images`.
+    """Fill the box of each image, uint8 (N, C, H, W), in place and return `images`.
 
-    Args:
-        images: uint8 (N, C, H, W).
-        boxes: int64 (N, 4) on the CPU.
-        color: of the boxes; in gray images they get its luma.
+    `boxes` are int64 (N, 4) on the CPU; in gray images they get the luma of `color`.
     """
     count, channels, height, width = images.shape
     top, left, bottom, right = boxes.numpy(force=True).T[:, :, None]

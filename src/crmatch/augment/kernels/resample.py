@@ -64,15 +64,9 @@ FILTERS: dict[str, tuple[Callable[[float], float], float] | None] = {
 
 
 def rescale(images: Tensor, fractions: Floats, resampling: NDArray[np.int64]) -> Tensor:
-    """Crop a fraction off each side and resize back.
+    """Crop a fraction (N,), from 0 to less than 0.5, off each side and resize back.
 
-    Args:
-        images: uint8 (N, C, H, W), sides of at least 7.
-        fractions: (N,), from 0 to less than 0.5.
-        resampling: (N,), positions in `FILTERS`.
-
-    Returns:
-        uint8 (N, C, H, W).
+    `images` are uint8 (N, C, H, W) with sides of at least 7, like the result; `resampling` (N,) are positions in `FILTERS`.
     """
     rows_done = _resize_columns(images.mT.contiguous(), fractions, resampling)
     return _resize_columns(rows_done.mT.contiguous(), fractions, resampling)

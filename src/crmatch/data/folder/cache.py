@@ -28,7 +28,6 @@ from crmatch.data.square import check_size
 from crmatch.errors import DataError
 
 _INDEX = "index.json"
-_BLOCK_BYTES = 1 << 24
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # has a name since Python 3.13
 
 
@@ -189,10 +188,8 @@ class _Writer:
             )
         if self.broken:
             pixels = np.memmap(self.temporary, np.uint8, "r+", shape=(count, length))
-            block = max(1, _BLOCK_BYTES // length)
-            for start in range(min(self.broken), len(rows), block):
-                moved = rows[start : start + block]
-                pixels[start : start + len(moved)] = pixels[moved]
+            for place in range(min(self.broken), len(rows)):
+                pixels[place] = pixels[rows[place]]
             pixels.flush()
         with open(self.temporary, "r+b") as file:
             file.truncate(len(rows) * length)

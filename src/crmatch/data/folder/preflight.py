@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -53,10 +52,6 @@ class Preflight:
     duplicates: tuple[Duplicate, ...]  # pictures with more than one role or class
     copies: int  # pictures that repeat another one of the same role and class
     warnings: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
     def lines(self, most: int = 50) -> list[str]:
         """The report as text, with at most `most` names in each list."""
@@ -122,11 +117,8 @@ def _treatment(shapes: Sequence[tuple[int, int]], size: int) -> str:
     steps = ["resized"] if any(min(shape) != size for shape in shapes) else []
     steps += ["center-cropped"] if any(width != height for width, height in shapes) else []
     start = names[0] if len(names) == 1 else f"{len(names):,} different sizes ({names[0]} to {names[-1]})"
-    return (
-        f"pictures are {' and '.join(steps)} from {start} to {size}x{size}"
-        if steps
-        else f"pictures are used as they are ({start})"
-    )
+    done = f"{' and '.join(steps)} from {start} to {size}x{size}" if steps else f"used as they are ({start})"
+    return f"pictures are {done}"
 
 
 def _duplicates(index: FolderIndex, decoded: Decoded, roles: list[str], labels: list[int]) -> tuple[tuple[Duplicate, ...], int]:

@@ -189,9 +189,9 @@ class _Walk:
         try:
             if entry.is_dir():
                 return True
-            _, dot, ending = entry.name.rpartition(".")
-            if dot + ending.lower() not in EXTENSIONS:
-                self.ignored[dot + ending.lower() if dot else ""] += 1
+            ending = os.path.splitext(entry.name)[1].lower()
+            if ending not in EXTENSIONS:
+                self.ignored[ending] += 1
                 return False
             status = entry.stat()
         except OSError as error:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from crmatch.data.official.catalog import SourceFile
-from crmatch.data.packed import CHUNK, Progress, cannot_write, reporting, require_space
+from crmatch.data.packed import CHUNK, Progress, require_space, start_progress
 from crmatch.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def download(source: SourceFile, destination: Path, progress: Progress | None = 
             if not _size(part):
                 part.unlink(missing_ok=True)
         except OSError as error:
-            raise cannot_write(destination, error) from error
+            raise _cannot_write(destination, error) from error
     retry = "Run the command again to resume" if part.exists() else "Try again later"
     raise DataError(f"cannot download {destination.name}: {problem}.\n{retry}, or give a copy of the file with --from FILE.")
 
@@ -87,7 +87,8 @@ def verify(path: Path, source: SourceFile, progress: Progress | None = None) -> 
 def digests(path: Path, algorithms: Iterable[str], progress: Progress | None = None) -> dict[str, str]:
     """Hexadecimal digests of a file by algorithm."""
     hashes = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
-    with open(path, "rb") as file, reporting(progress, _size(path), 0, f"verifying {path.name}") as advance:
+    advance = start_progress(progress, _size(path), 0, f"verifying {path.name}")
+    with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
             for value in hashes.values():
                 value.update(chunk)
@@ -101,19 +102,22 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=0)
-        if not lock.is_locked:
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
             logger.warning("another process is working on %s: waiting for it", path)
-            lock.acquire(timeout=seconds)
+            held = lock.acquire(timeout=seconds)
     except Timeout as error:
         raise DataError(f"{path} is in use by another process.\nWait until it ends, then run the command again.") from error
     except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
+        raise _cannot_write(path, error) from error
+    with held:
         yield
-    finally:
-        lock.release()
+
+
+def _cannot_write(path: Path, error: OSError) -> DataError:
+    reason = error.strerror or type(error).__name__
+    return DataError(f"cannot write {path}: {reason}.\nFree some space, or choose a --data-dir you may write to.")
 
 
 def _size(path: Path) -> int:
@@ -160,7 +164,8 @@ def _receive(url: str, part: Path, size: int, progress: Progress | None, timeout
         if offered not in (expected, None):
             raise _MirrorError(f"offers {offered!r} instead of {expected!r}")
         require_space(part.parent, size - position)
-        with open(part, "ab" if position else "wb") as file, reporting(progress, size, position, part.stem) as advance:
+        advance = start_progress(progress, size, position, part.stem)
+        with open(part, "ab" if position else "wb") as file:
             while position <= size:
                 with _network_errors():  # not around `write`: errors of the disk are not those of the network
                     chunk = response.read1(CHUNK)

@@ -48,12 +48,7 @@ class CheckReport(NamedTuple):
     counts: Mapping[str, int]
     per_class: tuple[int, int]  # labeled training images of the smallest and of the largest class
     class_names: tuple[str, ...]
-    problems: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
+    problems: tuple[str, ...]  # empty if nothing is wrong
 
 
 def fetch(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from crmatch.networks.dropout import Dropout
+from crmatch.networks.dropout import Dropout, dropout_from
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 GROUP = 2
@@ -55,30 +55,26 @@ class Recomputable(nn.Module):
 def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Contexts of the first computation and of the second one."""
     norms = [(norm, norm.track_running_stats) for norm in module.modules() if isinstance(norm, _BatchNorm)]
-    dropouts = [dropout for dropout in module.modules() if isinstance(dropout, Dropout)]
-    generator = next((dropout.generator for dropout in dropouts if dropout.generator is not None), None)
-    return nullcontext(), _second_time(norms, dropouts, None if generator is None else generator.get_state())
+    generators = [dropout.generator for dropout in module.modules() if isinstance(dropout, Dropout)]
+    generator = next((one for one in generators if one is not None), None)
+    return nullcontext(), _second_time(module, norms, None if generator is None else generator.get_state())
 
 
 @contextmanager
-def _second_time(norms: list[tuple[_BatchNorm, bool]], dropouts: list[Dropout], state: Tensor | None) -> Iterator[None]:
+def _second_time(module: nn.Module, norms: list[tuple[_BatchNorm, bool]], state: Tensor | None) -> Iterator[None]:
     """Norms update copies of their running statistics (torch wants the same operations); dropouts draw the same masks."""
     generator = None if state is None else torch.Generator().set_state(state)
-    norms_before = [(norm.track_running_stats, dict(norm.named_buffers(recurse=False))) for norm, _ in norms]
-    generators_before = [dropout.generator for dropout in dropouts]
+    before = [(norm.track_running_stats, dict(norm.named_buffers(recurse=False))) for norm, _ in norms]
     for norm, tracked in norms:
         norm.track_running_stats = tracked
         _set_buffers(norm, {name: buffer.clone() for name, buffer in norm.named_buffers(recurse=False)})
-    for dropout in dropouts:
-        dropout.generator = generator
     try:
-        yield
+        with dropout_from(module, generator):
+            yield
     finally:
-        for (norm, _), (tracking, buffers) in zip(norms, norms_before, strict=True):
+        for (norm, _), (tracking, buffers) in zip(norms, before, strict=True):
             norm.track_running_stats = tracking
             _set_buffers(norm, buffers)
-        for dropout, before in zip(dropouts, generators_before, strict=True):
-            dropout.generator = before
 
 
 def _set_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> None:
