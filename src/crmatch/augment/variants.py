@@ -58,7 +58,7 @@ class CutOut(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One column of the specification's table (section 5).
+    """Everything in which one variant of RandAugment differs from the others.
 
     Attributes:
         num_ops: operations drawn per image.
