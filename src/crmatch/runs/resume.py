@@ -98,7 +98,7 @@ def locate_divergence(
     """
     if isinstance(error, LateDivergenceError):
         replay = begin()
-        replay.finite.immediate = True
+        replay.divergence_watch.immediate = True
         if (checkpoint := load_checkpoint(directory.checkpoints)) is not None:
             replay.restore(checkpoint)
         error = first_divergence(replay.take_step, reached - replay.step) or error
