@@ -48,7 +48,7 @@ def passes_of(training: Any) -> list[int]:
     sizes: list[int] = []
     hooks = [
         network.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
-        for network in (training.network, training.average.network)
+        for network in (training.network, training.ema.network)
     ]
     training.take_step()
     for hook in hooks:

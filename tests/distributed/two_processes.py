@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import tiny_spec
-from crmatch.augment.policies import LearningPolicy
+from crmatch.augment.ctaugment import CTAugment
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup, join
 from crmatch.distributed.sync_batch_norm import SyncBatchNorm2d
 from crmatch.errors import StoppedError
@@ -53,13 +53,13 @@ def trace(spec: Any, data_dir: Path, processes: ProcessGroup, steps: int, recomp
         traced |= {f"{step}/view/{name}": images.sum(dim=(1, 2, 3)) for name, images in batch.views.items()}
         if loss.pseudo_labels is not None:
             traced |= {f"{step}/labels": loss.pseudo_labels.labels, f"{step}/used": loss.pseudo_labels.used}
-        if isinstance(training.batches.policy, LearningPolicy):
+        if isinstance(training.batches.policy, CTAugment):
             traced[f"{step}/rates"] = training.batches.policy.state()["rates"]
         state = training.network.heads.state_dict()
         parameters = dict(training.network.heads.named_parameters())
         traced |= {f"{step}/state/{name}": value.clone() for name, value in state.items() if name not in parameters}
     traced |= {f"weights/{name}": value for name, value in training.network.state_dict().items()}
-    return traced | {f"average/{name}": value for name, value in training.average.network.state_dict().items()}
+    return traced | {f"average/{name}": value for name, value in training.ema.network.state_dict().items()}
 
 
 def traces(data_dir: Path, processes: ProcessGroup) -> dict[str, Tensor]:

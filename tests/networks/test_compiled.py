@@ -63,7 +63,7 @@ def test_graphs_give_the_same_losses_and_move_statistics_once(stripes: Path, wit
     compiled.network.eval()
     for rows in (1, 2, 3, 5):
         compiled.network(torch.zeros(rows, 3, 16, 16))
-        compiled.average.network(torch.zeros(rows, 3, 16, 16))
+        compiled.ema.network(torch.zeros(rows, 3, 16, 16))
     assert len(without_compiler) == graphs, "later steps, evaluation or the moving average compiled again"
     assert compiled.network.state_dict().keys() == eager.network.state_dict().keys()
 

@@ -77,9 +77,15 @@ def test_the_usual_reading_of_96_pixels_would_be_the_misprint_of_23_8_million() 
     assert count(trap.backbone) + count(trap.classifier) == 23_774_922
 
 
+def test_a_first_block_that_only_shrinks_the_image_has_a_shortcut_too() -> None:
+    network = network_of(WideResNetConfig(filters=16, repeat=2, first_stride=2), 32, 10)
+    assert network(torch.zeros(2, 3, 32, 32)).feature_map.shape == (2, 64, 4, 4)
+    assert [block.shortcut is not None for block in network.backbone.blocks] == [True, False] * 3
+
+
 def test_only_the_very_first_block_adds_its_activated_input() -> None:
     network = network_of(NETWORKS["wrn-28-2"], 32, 10)
-    flags = [block.activate_before_residual for block in network.backbone.blocks]
+    flags = [block.activate_before_skip for block in network.backbone.blocks]
     assert flags == [True] + [False] * 11
 
 
@@ -116,7 +122,7 @@ def test_the_wide_resnet_equals_the_specification_written_out(filters: int) -> N
 
 def test_the_usb_block_feeds_the_raw_input_where_the_width_changes_after_stage_1() -> None:
     network = network_of(TINY.model_copy(update={"block": "usb"}), 16, 3)
-    assert [block.skip_norm1 for block in network.backbone.blocks] == [False, True, True]
+    assert [block.omit_norm1 for block in network.backbone.blocks] == [False, True, True]
 
 
 def test_initial_weights_follow_the_published_rule() -> None:

@@ -13,7 +13,8 @@ from crmatch.errors import RequestError
 from crmatch.paper.grid import Grid, Overrides, find_table, make_grid, parse_splits
 from crmatch.paper.tables import PAPER_TABLES
 from crmatch.runs.cost import estimate, images_per_step, network_layers
-from crmatch.spec.recipes import changed_keys, recipe, train_command
+from crmatch.runs.directory import changed_keys, train_command
+from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec, parse_spec
 
 TABLES = {  # issue 7: the paper's and its appendix's tables

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from conftest import write_packed
-from crmatch.data.settings import Setting, parse_setting
+from crmatch.data.settings import GENERIC, Setting, parse_setting
 from crmatch.errors import RequestError
 from crmatch.methods import METHODS
 from crmatch.runs.directory import variant
@@ -80,6 +80,12 @@ def test_the_default_recipe_is_paper_for_the_papers_sets_and_quick_for_others(tm
     assert of("cifar10@4").recipe == "paper"
     assert of("digits@4").recipe == "quick"
     assert of("cifar10_small@4", data_dir=tmp_path).recipe == "quick"
+
+
+def test_a_folder_that_is_called_like_a_data_set_has_none_of_its_defaults(tmp_path: Path) -> None:
+    folder = Setting("digits", 0, 32, 3, GENERIC, tmp_path)
+    assert recipe(folder).plan == of("cifar10@4", name="quick").plan
+    assert recipe(folder, name="usb").augmentation.mirror
 
 
 @pytest.mark.parametrize("name", RECIPES)

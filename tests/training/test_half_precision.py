@@ -83,7 +83,7 @@ def test_only_training_passes_of_the_backbone_are_in_half_precision(stripes: Pat
     assert loss.total.dtype == torch.float32
     assert {parameter.dtype for parameter in training.network.parameters()} == {torch.float32}
     seen.clear()
-    assert training.average.network(torch.zeros(2, 3, 16, 16)).feature_map.dtype == torch.float32
+    assert training.ema.network(torch.zeros(2, 3, 16, 16)).feature_map.dtype == torch.float32
     assert seen == [(False, torch.float32)]
     reference = training_of(tiny_spec(stripes, "mean_teacher"), stripes).take_step()[1]
     assert loss.total.item() == pytest.approx(reference.total.item(), rel=0.05)

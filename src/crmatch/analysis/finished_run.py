@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from crmatch.analysis.curves import read_record
+from crmatch.augment.batches import build_policy
 from crmatch.augment.ctaugment import CTAugment
-from crmatch.augment.policies import Policy, build_policy
+from crmatch.augment.views import Policy
 from crmatch.augment.weak import weak_views
 from crmatch.data.images import DataSet, ImageSet
 from crmatch.data.splits import Split

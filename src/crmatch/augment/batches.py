@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from crmatch.augment.policies import LearningPolicy, Policy
-from crmatch.augment.views import Batch, Source, View
+from crmatch.augment.ctaugment import CTAugment
+from crmatch.augment.randaugment import RandAugment
+from crmatch.augment.views import Batch, Policy, Source, View
 from crmatch.augment.weak import WeakAugmentation, rows_of, weak_views
 from crmatch.data.splits import batch_positions
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -32,6 +33,16 @@ class Normalizer:
         """Convert uint8 (N, C, H, W) to floats in channels_last memory, in which convolutions are faster."""
         pixels = images.to(dtype=self._scale.dtype, memory_format=torch.channels_last)
         return pixels.mul_(self._scale).sub_(self._shift)
+
+
+def build_policy(name: str, variant: str, cutout: bool, geometry: bool) -> Policy:
+    """The strong policy `randaugment` in one of its variants, or `ctaugment`.
+
+    `cutout` ends each view with CutOut; without `geometry` no operation is drawn that moves pixels.
+    """
+    if name == "ctaugment":
+        return CTAugment(final_cutout=cutout, geometry=geometry)
+    return RandAugment(variant, final_cutout=cutout, geometry=geometry)
 
 
 POOL_BLOCK = 512
@@ -72,7 +83,7 @@ class BatchMaker:
         The proximity of an image is 1 - 0.5 * |probabilities - onehot|_1, which is the probability of its class.
         `predict` maps normalized images to class probabilities (N, K) of the evaluated model in eval mode.
         """
-        if not isinstance(self.policy, LearningPolicy):
+        if not isinstance(self.policy, CTAugment):
             return
         rows = self.labeled[self._positions("labeled", step)]
         own = self.processes.local_rows(len(rows))

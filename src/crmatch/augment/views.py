@@ -1,12 +1,13 @@
-"""The views a method asks for, and the batch it receives. Imports no torch, like every description of a run."""
+"""The views a method asks for, the policy that makes strong views, and the batch. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Source = Literal["labeled", "unlabeled", "extra"]
@@ -18,6 +19,16 @@ class View(NamedTuple):
     name: str  # the key in `Batch.views`, and the name of the random stream
     source: Source  # labeled images, unlabeled images, or a second, independent draw of unlabeled images (`extra`)
     augmentation: Literal["none", "weak", "strong"]  # weak: crop and mirror; strong: weak, then the run's strong policy
+
+
+class Policy(Protocol):
+    """Strong augmentation of uint8 images: all randomness is drawn first and applied afterwards."""
+
+    def draw(self, count: int, height: int, width: int, generator: torch.Generator) -> Any:
+        """Draw all randomness for `count` images, as a tuple of tensors with that leading dimension."""
+
+    def apply(self, images: Tensor, draws: Any) -> Tensor:
+        """Augment uint8 (N, C, H, W); a pure function."""
 
 
 @dataclass(frozen=True)

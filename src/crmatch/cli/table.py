@@ -123,7 +123,7 @@ def _train(grid: Grid, missing: list[RunSpec], engine: Engine, workspace: Worksp
 def _list_missing(grid: Grid, missing: list[RunSpec], options: list[str], execution: Execution, format_: Format) -> None:
     """Print the command of each missing run with its estimated cost."""
     from crmatch.runs.cost import describe_cost, estimate
-    from crmatch.spec.recipes import train_command
+    from crmatch.runs.directory import train_command
 
     runs = [
         (train_command(spec, setting, *options), estimate(spec, setting, execution.activations))

@@ -72,7 +72,8 @@ def train(
     from crmatch.distributed.process_group import join
     from crmatch.runs.run import run
 
-    records, stop, processes = [], stop_request(), join()
+    records, stop = [], stop_request()
+    processes = join()  # one, unless torchrun started several
     for spec in specs:
         with ExitStack() as stack:
             progress: Progress = stack.enter_context(Display(spec, quiet=json_ or not is_main_process()))

@@ -14,6 +14,8 @@ from crmatch.errors import RequestError, unknown_name_error
 
 SPLITS = 5
 """Number of fixed splits per setting that the paper's tables average over."""
+EPOCH_STEPS = 1024
+"""Steps of an epoch in FixMatch's code: 65,536 labeled images in batches of 64. CR-Match's 512 epochs are taken to be these."""
 
 
 class Benchmark(NamedTuple):
@@ -23,7 +25,7 @@ class Benchmark(NamedTuple):
     mirror: bool  # whether mirror images belong to the same class
     network: str
     weight_decay: float = 5e-4
-    crmatch_epochs: int = 512  # epochs of 1,024 steps; every other method runs 1,024 epochs
+    crmatch_epochs: int = 512  # of EPOCH_STEPS steps; every other method runs 1,024 epochs
     labels_per_class: tuple[int, ...] = ()  # in the paper's tables
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
     channels: int = 3

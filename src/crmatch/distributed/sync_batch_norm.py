@@ -17,9 +17,7 @@ from crmatch.networks.network import Network
 
 
 def make_distributed(network: Network, processes: ProcessGroup) -> None:
-    """Make the backbone of `network` data-parallel over `processes`; with one process nothing changes."""
-    if processes.count == 1:
-        return
+    """Make the backbone of `network` data-parallel over `processes`."""
     network.processes = processes
     for module in list(network.backbone.modules()):
         if isinstance(module, Dropout):

@@ -21,9 +21,9 @@ from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
 from crmatch.errors import CRMatchError, DataError, DivergedError, InUseError, RequestError, ResumeError, StoppedError
+from crmatch.runs.directory import train_command
 from crmatch.runs.signals import PARENT
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.recipes import train_command
 from crmatch.spec.run_spec import RunSpec
 from crmatch.training.execution import Execution
 

@@ -30,7 +30,7 @@ from crmatch.runs.experiment import Experiment
 from crmatch.spec.recipes import recipe as make_recipe
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Execution
-from crmatch.training.loop import Curves, train
+from crmatch.training.loop import LogLine, train
 from crmatch.training.runtime import choose_runtime
 
 Array = NDArray[Any]
@@ -179,11 +179,11 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         split = given_split(train_set.labels, spec.data.unlabeled)
         experiment = Experiment(spec, DataSet(train_set, None), split, runtime)
         training = experiment.training()
-        self.history_: list[Curves] = []
+        self.history_: list[LogLine] = []
         with Display(spec, quiet=not self.verbose) as display:
             display.start(0, training.total_steps)
 
-            def log(line: Curves) -> None:
+            def log(line: LogLine) -> None:
                 self.history_.append(line)
                 display.log(line)
 

@@ -146,7 +146,7 @@ class Method(StrictModel, ABC):
 
     @property
     def extra_batch_size(self) -> int:
-        """Images per step from the source `extra`, an independent draw of unlabeled images."""
+        """Number of images per step in the source `extra`, a separate batch of unlabeled images."""
         return 0
 
     def extra_images(self, labeled: int, unlabeled: int) -> int:
@@ -173,7 +173,7 @@ class Method(StrictModel, ABC):
         """Update running state that depends on the whole training set."""
 
 
-def nonzero(**weights: float) -> dict[str, float]:
+def drop_zeros(**weights: float) -> dict[str, float]:
     """The weights other than 0."""
     return {name: weight for name, weight in weights.items() if weight}
 

@@ -1,6 +1,7 @@
 """CR-Match (Fan, Kukleva and Schiele, GCPR 2021): FixMatch, a feature distance loss, and rotation prediction.
 
-L = L_S + lambda_u * (L_PseudoLabel + L_Dist) + lambda_r * L_Rot, Eqs. (4) and (5) of the paper, with a weight for each term.
+L = L_S + lambda_u * (L_PseudoLabel + L_Dist) + lambda_r * L_Rot, Eqs. (4) and (5) of the paper. Here every term also
+has a weight of its own; in the paper all are 1.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from crmatch.augment.views import Batch, View
-from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, SECOND_WEAK, STRONG, WEAK, LossTerms, Models, Step, nonzero, spec_keys
+from crmatch.data.settings import EPOCH_STEPS, Setting
+from crmatch.methods.base import LABELED, SECOND_WEAK, STRONG, WEAK, LossTerms, Models, Step, drop_zeros, spec_keys
 from crmatch.methods.fixmatch import FixMatch
 
 if TYPE_CHECKING:
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
 
     from crmatch.networks.network import NetworkShape
 
-SECOND_STRONG = View("second_strong", "unlabeled", "strong")
-ROTATION = View("rotation", "extra", "weak")
+SECOND_STRONG = View("second_strong", "unlabeled", "strong")  # name, source, augmentation
+ROTATION = View("rotation", "extra", "weak")  # images to rotate, not rotated yet
 PAIRS = {"weak-weak": (WEAK, SECOND_WEAK), "weak-strong": (WEAK, STRONG), "strong-strong": (STRONG, SECOND_STRONG)}
-EPOCH = 1024
-"""Steps of an "epoch" in the paper: 65,536 labeled images in batches of 64."""
 
 
 class CRMatch(FixMatch):
@@ -42,13 +41,13 @@ class CRMatch(FixMatch):
     """Push the features of a pair of views apart (CR-Equiv), or pull them together (CR-Inv)."""
     clamp: bool = True
     """Stop pushing at 90 degrees (cosine only). Paper: minimize the cosine. Here: minimize max(0, cos), because the appendix
-    says that the angle stays below 90 degrees, and the public code stops there."""
+    says that the angle stays below 90 degrees, and USB's code stops there."""
     feature_point: Literal["a", "b"] = "a"
     """Which features are compared, see Figure 2: the flattened feature map (a), or the pooled features (b)."""
     projection: Literal["none", "linear", "mlp"] = "linear"
-    """The head z that embeds the features."""
+    """The head z that is applied to the features before they are compared; none compares the features themselves."""
     projection_width: int | None = Field(None, ge=1)
-    """Width of the embedding; None: the width of the classifier's input."""
+    """Width E of the embedding; None: D, the number of pooled features (128 for WRN-28-2)."""
     distance_uses_threshold: bool = True
     """Whether the feature distance is masked by confidence like the pseudo-label term, as in Eq. (4)."""
     pair: Literal["weak-weak", "weak-strong", "strong-strong"] = "weak-strong"
@@ -56,15 +55,16 @@ class CRMatch(FixMatch):
     detach_weak: bool = False
     """Stop the gradient of the feature distance in the weak branch."""
     rotation_source: Literal["unlabeled", "labeled+unlabeled", "extra"] = "unlabeled"
-    """Images to rotate: the unlabeled images of the batch (Eq. 7), also the labeled ones (Eq. 5), or an independent draw."""
+    """Images to rotate: the unlabeled ones (Eq. 7), also the labeled ones (Eq. 5), or a separate unlabeled batch (`extra`)."""
     rotation_images: int | None = Field(None, ge=1)
-    """Rotate only the first so many unlabeled images of the batch; None: all. For `extra`, the size of the draw."""
+    """Rotate only the first N unlabeled images of the batch; None: all. With `extra`: size of the separate batch."""
     feature_distance_weight: float = Field(1.0, ge=0)
+    """Weight of L_Dist inside L_U; it is multiplied by `unlabeled_weight`."""
     rotation_weight: float = Field(1.0, ge=0)
     """lambda_r."""
 
     @model_validator(mode="after")
-    def _combinations_make_sense(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.distance == "squared_l2" and self.direction == "equivariance":
             raise ValueError("distance squared_l2 has no lower bound and cannot be pushed; use direction invariance")
         if self.detach_weak and self.pair != "weak-strong":
@@ -75,24 +75,25 @@ class CRMatch(FixMatch):
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
-        """What CR-Match does differently from the other methods of a recipe."""
+        """Keys that CR-Match sets differently from the other methods of a recipe."""
         if recipe == "usb":  # microsoft/Semi-supervised-learning has a separate loader of 64 images to rotate
             return spec_keys("method", rotation_source="extra", rotation_images=64)
         if recipe == "quick":
             return spec_keys("method", rotation_images=16)
-        # Section 3.3 and the appendix of the paper; the other methods follow FixMatch's protocol
-        return (
-            spec_keys("plan", steps=setting.defaults.crmatch_epochs * EPOCH)
-            | spec_keys("data", unlabeled="remaining")
-            | spec_keys("augmentation", variant="paper")
-            | {"method.ties": "exclude", "headline": "last"}
-        )
+        # `paper` and `original`: section 3.3 and the appendix of the paper; the other methods follow FixMatch's protocol
+        return {
+            "plan.steps": setting.defaults.crmatch_epochs * EPOCH_STEPS,
+            "data.unlabeled": "remaining",  # the labeled images are not among the unlabeled ones
+            "augmentation.variant": "paper",  # the table of transformations in the appendix
+            "method.ties": "exclude",  # Eq. (4): a confidence above tau, not equal to it
+            "headline": "last",  # the error of the final model, not a median over evaluations
+        }
 
     @property
     def weights(self) -> dict[str, float]:
         """Factor of each term in the total; terms with weight 0 are left out."""
         distance = self.unlabeled_weight * self.feature_distance_weight
-        return super().weights | nonzero(feature_distance=distance, rotation=self.rotation_weight)
+        return super().weights | drop_zeros(feature_distance=distance, rotation=self.rotation_weight)
 
     @property
     def needs_pseudo_labels(self) -> bool:
@@ -105,22 +106,22 @@ class CRMatch(FixMatch):
         """Every view that a term needs, in the order of the joint forward pass."""
         pair = PAIRS[self.pair] if "feature_distance" in self.weights else ()
         needed = {
-            LABELED: "supervised" in self.weights or "labeled" in self._upright,
-            WEAK: self._needs_all_weak or "weak" in self._upright,
+            LABELED: "supervised" in self.weights or "labeled" in self._views_to_rotate,
+            WEAK: self._terms_need_every_weak_view or "weak" in self._views_to_rotate,
             STRONG: "pseudo_label" in self.weights or STRONG in pair,
             SECOND_WEAK: SECOND_WEAK in pair,
             SECOND_STRONG: SECOND_STRONG in pair,
-            ROTATION: "rotation" in self._upright,
+            ROTATION: "rotation" in self._views_to_rotate,
         }
         return tuple(view for view, is_needed in needed.items() if is_needed)
 
     @property
-    def _needs_all_weak(self) -> bool:
-        """Whether a term needs all weak views; the rotation term may need only the first ones."""
+    def _terms_need_every_weak_view(self) -> bool:
+        """False if only the rotation term needs weak views, and perhaps only the first ones."""
         return self.needs_pseudo_labels or ("feature_distance" in self.weights and WEAK in PAIRS[self.pair])
 
     @property
-    def _upright(self) -> dict[str, int | None]:
+    def _views_to_rotate(self) -> dict[str, int | None]:
         """Views whose images are rotated, and how many of their first images; None: all."""
         if "rotation" not in self.weights:
             return {}
@@ -133,13 +134,13 @@ class CRMatch(FixMatch):
 
     @property
     def extra_batch_size(self) -> int:
-        """Independently drawn images for the rotation term."""
-        return self.rotation_images or 0 if ROTATION in self.views else 0
+        """Number of images per step in the source `extra`."""
+        return (self.rotation_images or 0) if ROTATION in self.views else 0
 
     def extra_images(self, labeled: int, unlabeled: int) -> int:
-        """Three rotated copies of each upright image of the rotation term."""
+        """Number of rotated copies: three of each image that is rotated."""
         sizes = {"labeled": labeled, "weak": unlabeled, "rotation": self.extra_batch_size}
-        return 3 * sum(min(count or sizes[name], sizes[name]) for name, count in self._upright.items())
+        return 3 * sum(min(count or sizes[name], sizes[name]) for name, count in self._views_to_rotate.items())
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
         """The projection z of Eq. (2) and the rotation head h of Eq. (7), and the running state of the confidence rule."""
@@ -155,7 +156,7 @@ class CRMatch(FixMatch):
         return heads
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
-        """Eq. (5) for B labeled and Bu unlabeled images, of which Br are rotated, from one forward pass."""
+        """Eq. (5), from one forward pass over B labeled and Bu unlabeled images and Br rotated ones (by default Br = Bu)."""
         import torch
 
         from crmatch.losses import cosine_similarity, cross_entropy, fairness, feature_distance, masked_mean, rotation_loss
@@ -168,11 +169,11 @@ class CRMatch(FixMatch):
 
         # Rotated copies for Eq. (7); the upright copies are the views themselves. Paper: rotate, then augment. Here: rotate the
         # augmented images, because mirroring an image rotated by 90 degrees gives the mirrored image rotated by 270 degrees:
-        # after random mirroring the two labels could not be told apart.
-        if "weak" in images and not self._needs_all_weak:  # only the rotation term needs them
+        # after random mirroring the labels 90 and 270 degrees could not be told apart.
+        if "weak" in images and not self._terms_need_every_weak_view:  # drop those that are not rotated
             images["weak"] = images["weak"][: self.rotation_images]
         if "rotation" in weights:
-            upright = torch.cat([images[name][:count] for name, count in self._upright.items()])  # (Br, C, H, W)
+            upright = torch.cat([images[name][:count] for name, count in self._views_to_rotate.items()])  # (Br, C, H, W)
             images["rotated"] = torch.cat([upright.rot90(turns, (2, 3)) for turns in (1, 2, 3)])  # (3 Br, C, H, W)
 
         # One pass over x (B), alpha(u) (Bu), A(u) (Bu) and the rotated images, so that batch statistics mix all of them
@@ -184,30 +185,31 @@ class CRMatch(FixMatch):
 
         # Pseudo-labels (Bu,) from the weak views and confidence mask 1{c > tau} (Bu,), without gradient
         if self.needs_pseudo_labels:
-            targets, pseudo_labels = self.make_pseudo_labels(batch, outputs, student, step)
-            mask = pseudo_labels.used
+            targets, mask, pseudo_labels = self.make_pseudo_labels(batch, outputs, student, step)
 
         # Pseudo-label term L_PseudoLabel, Eqs. (3) and (4): mean over all Bu images, logits (Bu, K) of the strong views
         if "pseudo_label" in weights:
             terms["pseudo_label"] = masked_mean(cross_entropy(outputs["strong"].logits, targets), mask)
-        if "fairness" in weights:  # FreeMatch only
-            state = student.state("mask")
+        if "fairness" in weights:  # only with mask free
+            state = student.state("mask")  # running averages, see confidence.py
             terms["fairness"] = fairness(outputs["strong"].logits, mask, state["prediction"], state["histogram"])
 
-        # Feature distance term L_Dist, Eqs. (2) and (4): embeddings z(f(.)) (Bu, D) of a pair of views
+        # Feature distance term L_Dist, Eqs. (2) and (4): embeddings z(f(.)) (Bu, E) of a pair of views
         if "feature_distance" in weights:
             pair = [outputs[view.name] for view in PAIRS[self.pair]]
             embeddings = [view.feature_map.flatten(1) if self.feature_point == "a" else view.features for view in pair]
             if self.projection != "none":
                 embeddings = [student.head("projection", features) for features in embeddings]
-            weak, strong = embeddings
-            monitors["cosine"] = cosine_similarity(strong.detach(), weak.detach()).mean()
-            weak = weak.detach() if self.detach_weak else weak
-            distances = feature_distance(strong, weak, self.distance, self.direction, clamp=self.clamp)  # (Bu,)
+            first, second = embeddings  # weak and strong by default
+            monitors["cosine"] = cosine_similarity(second.detach(), first.detach()).mean()
+            first = first.detach() if self.detach_weak else first
+            distances = feature_distance(second, first, self.distance, self.direction, clamp=self.clamp)  # (Bu,)
+            # needs_pseudo_labels guarantees that there is a mask if it is used here
             terms["feature_distance"] = masked_mean(distances, mask) if self.distance_uses_threshold else distances.mean()
 
         # Rotation term L_Rot, Eq. (7): h predicts the rotation of 4 Br images from their pooled features (4 Br, D)
         if "rotation" in weights:
-            features = [outputs[name].features[:count] for name, count in self._upright.items()]
+            # Four blocks of Br rows: 0, 90, 180, 270 degrees, as rotation_loss expects
+            features = [outputs[name].features[:count] for name, count in self._views_to_rotate.items()]
             terms["rotation"] = rotation_loss(student.head("rotation", torch.cat([*features, outputs["rotated"].features])))
         return LossTerms(terms, weights, monitors, pseudo_labels)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step, nonzero, spec_keys
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step, drop_zeros, spec_keys
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,7 +70,7 @@ class LabelPropagation(Method):
     @property
     def weights(self) -> dict[str, float]:
         """Factor of each term in the total; terms with weight 0 are left out."""
-        return nonzero(supervised=self.supervised_weight, pseudo_label=self.pseudo_label_weight)
+        return drop_zeros(supervised=self.supervised_weight, pseudo_label=self.pseudo_label_weight)
 
     @property
     def views(self) -> tuple[View, ...]:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step, nonzero, spec_keys
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step, drop_zeros, spec_keys
 from crmatch.methods.mixup import draw_mixing
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class PLCB(Method):
     @property
     def weights(self) -> dict[str, float]:
         """Factor of each term in the total; terms with weight 0 are left out."""
-        return nonzero(mixed=1.0, class_balance=self.class_balance_weight, entropy=self.entropy_weight)
+        return drop_zeros(mixed=1.0, class_balance=self.class_balance_weight, entropy=self.entropy_weight)
 
     @property
     def views(self) -> tuple[View, ...]:

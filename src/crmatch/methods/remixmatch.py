@@ -9,7 +9,7 @@ from pydantic import Field
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
 from crmatch.methods import base
-from crmatch.methods.base import STRONG, WEAK, LossTerms, Method, Models, Step, nonzero, spec_keys
+from crmatch.methods.base import STRONG, WEAK, LossTerms, Method, Models, Step, drop_zeros, spec_keys
 from crmatch.methods.mixmatch import MixedPass
 from crmatch.methods.mixup import draw_mixing
 
@@ -68,8 +68,9 @@ class ReMixMatch(Method):
             keys |= spec_keys("method", strong_views=1, **few)
         if recipe == "quick":
             # At most two strong views (USB's number): with eight, a step is four times as long as a step of CR-Match.
-            # The memory of alignment is shortened like the moving average of the weights: by ten (digits) or by two.
-            batches, decay = (13, 0.99) if setting.data == "digits" else (64, 0.998)
+            # The memory of alignment is shortened like that of the EMA of the weights, 1 / (1 - decay) steps instead of 1,000.
+            decay = setting.defaults.quick_ema_decay
+            batches = round(128 / 1000 / (1 - decay))
             views = min(2, keys.get("method.strong_views", 2))
             return keys | spec_keys("method", strong_views=views, memory_batches=batches, average_decay=decay)
         original = base.original_optimizer() | spec_keys("method", mixed_pass="interleaved")
@@ -78,7 +79,7 @@ class ReMixMatch(Method):
     @property
     def weights(self) -> dict[str, float]:
         """Factor of each term after the ramp; terms with weight 0 are left out."""
-        return nonzero(supervised=1.0, mixed=self.mixed_weight, strong=self.strong_weight, rotation=self.rotation_weight)
+        return drop_zeros(supervised=1.0, mixed=self.mixed_weight, strong=self.strong_weight, rotation=self.rotation_weight)
 
     @property
     def views(self) -> tuple[View, ...]:

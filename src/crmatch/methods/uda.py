@@ -9,7 +9,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, STRONG, WEAK, LossTerms, Method, Models, PseudoLabels, Step, nonzero, spec_keys
+from crmatch.methods.base import LABELED, STRONG, WEAK, LossTerms, Method, Models, PseudoLabels, Step, drop_zeros, spec_keys
 from crmatch.methods.confidence import Ties, above
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class UDA(Method):
     @property
     def weights(self) -> dict[str, float]:
         """Factor of each term in the total; terms with weight 0 are left out."""
-        return nonzero(supervised=1.0, consistency=self.consistency_weight, entropy=self.entropy_weight)
+        return drop_zeros(supervised=1.0, consistency=self.consistency_weight, entropy=self.entropy_weight)
 
     @property
     def views(self) -> tuple[View, ...]:

@@ -84,8 +84,8 @@ class Block(nn.Module):
         """(N, channels, h, w) -> (N, width, h', w')."""
         inner = F.relu(self.norm1(self.conv1(x)), inplace=True)
         inner = self.norm2(self.conv2(self.dropout(inner)))
-        residual = x if self.shortcut is None else self.shortcut(subsample(x, self.stride))
-        return F.relu(residual + inner, inplace=True)
+        skip = x if self.shortcut is None else self.shortcut(subsample(x, self.stride))
+        return F.relu(skip + inner, inplace=True)
 
 
 class ResNet18(Recomputable):

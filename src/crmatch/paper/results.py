@@ -17,10 +17,9 @@ from crmatch.atomic_files import read_json
 from crmatch.errors import DataError, RequestError
 from crmatch.paper.grid import Grid, GridCell
 from crmatch.paper.tables import PaperTable
-from crmatch.runs.directory import run_directory
+from crmatch.runs.directory import run_directory, train_command
 from crmatch.runs.record import HEADLINES, RunRecord, parse_record
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.recipes import train_command
 from crmatch.spec.run_spec import RunSpec
 
 

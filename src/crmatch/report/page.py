@@ -22,10 +22,10 @@ from crmatch.methods import METHODS
 from crmatch.report.charts import COLORS, Chart, Series, line_chart
 from crmatch.report.pictures import confusion_picture, image_views
 from crmatch.runs.cost import duration
-from crmatch.runs.directory import RunDirectory
+from crmatch.runs.directory import RunDirectory, changed_keys, train_command
 from crmatch.runs.record import HEADLINES, RunRecord
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.recipes import changed_keys, recipe, train_command
+from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec, differences, flatten
 
 LARGEST_MATRIX = 25

@@ -1,10 +1,11 @@
-"""The directory of a run: its name, its files, its lock and its curves. Imports no torch."""
+"""The directory of a run: its name (and command), its files, its lock and its curves. Imports no torch."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from crmatch.atomic_files import read_json, write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.runs.record import RunRecord, parse_record
-from crmatch.spec.recipes import changed_keys, default_recipe
+from crmatch.spec.recipes import default_recipe, recipe
 from crmatch.spec.run_spec import RunSpec, differences, parse_spec
 
 LONGEST_VARIANT = 60
@@ -44,6 +45,27 @@ def variant(spec: RunSpec, setting: Setting) -> str:
     if len(whole) <= LONGEST_VARIANT:
         return whole
     return f"{whole[:40]}-{spec.model_copy(update={'split': 1, 'seed': 0}).hash}"
+
+
+def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
+    """Every key, in order, whose value is not that of the spec's recipe."""
+    base = recipe(setting, spec.method.name, spec.recipe)
+    named = ("split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum")
+    return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
+
+
+def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
+    """The `crmatch train` command that trains `spec`, quoted for a shell; `options` come last."""
+    words = ["crmatch", "train", spec.data.folder or spec.setting]
+    words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
+    words += ["--method", spec.method.name] if spec.method.name != "crmatch" else []
+    words += ["--recipe", spec.recipe] if spec.recipe != default_recipe(setting) else []
+    words += ["--split", str(spec.split)] if spec.split != 1 else []
+    words += ["--seed", str(spec.seed)] if spec.seed else []
+    for key, value in changed_keys(spec, setting).items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words += ["--steps", text] if key == "plan.steps" and value else ["--set", f"{key}={text}"]
+    return shlex.join([*words, *options])
 
 
 class RunDirectory:

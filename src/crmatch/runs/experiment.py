@@ -11,8 +11,7 @@ from torch import Tensor
 
 import crmatch
 from crmatch.atomic_files import checksum
-from crmatch.augment.batches import BatchMaker, Normalizer
-from crmatch.augment.policies import build_policy
+from crmatch.augment.batches import BatchMaker, Normalizer, build_policy
 from crmatch.augment.views import Batch
 from crmatch.augment.weak import WeakAugmentation
 from crmatch.data.folder.load import load_folder
@@ -27,7 +26,7 @@ from crmatch.networks.build import build_network
 from crmatch.networks.network import Network
 from crmatch.spec.run_spec import RunSpec
 from crmatch.training.health import CollapseWatch
-from crmatch.training.loop import Curves, Observers, Training
+from crmatch.training.loop import LogLine, Observers, Training
 from crmatch.training.runtime import Runtime
 
 
@@ -40,7 +39,7 @@ class Progress(Protocol):
     def advance(self, done: int) -> None:
         """`done` steps are completed."""
 
-    def log(self, line: Curves) -> None:
+    def log(self, line: LogLine) -> None:
         """There is a new line of curves."""
 
 
@@ -108,10 +107,10 @@ class Experiment:
             processes=self.runtime.processes,
         )
 
-    def observers(self, log: Callable[[Curves], None], **others: Any) -> Observers:
+    def observers(self, log: Callable[[LogLine], None], **others: Any) -> Observers:
         """Observers that evaluate on the test set, measure pseudo-labels and pass each line of curves to `log`."""
 
-        def finish(line: Curves) -> None:
+        def finish(line: LogLine) -> None:
             if "count/used" in line:
                 line |= pseudo_label_quality(line)
                 self._collapse.check(line)

@@ -93,7 +93,7 @@ def locate_divergence(
     """
     if isinstance(error, LateDivergenceError):
         replay = begin()
-        replay.finite.immediate = True
+        replay.divergence_watch.immediate = True
         if (checkpoint := load_checkpoint(directory.checkpoints)) is not None:
             replay.restore(checkpoint)
         try:

@@ -11,7 +11,7 @@ import torch
 
 import crmatch
 from crmatch.atomic_files import remove_leftovers, write_file, write_json
-from crmatch.augment.policies import LearningPolicy
+from crmatch.augment.ctaugment import CTAugment
 from crmatch.data.splits import describe_split, keep_split
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from crmatch.errors import DataError, DivergedError, StoppedError
@@ -25,7 +25,7 @@ from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import NUMERICS, RunSpec
 from crmatch.training.checkpoint import Checkpoint, save_checkpoint
 from crmatch.training.execution import Execution
-from crmatch.training.loop import Curves, Training, train
+from crmatch.training.loop import LogLine, Training, train
 from crmatch.training.runtime import choose_runtime, describe_machine
 
 
@@ -59,9 +59,9 @@ def run(
     runtime = choose_runtime(execution, spec.precision, processes)
     # The main process returns from main_first when all others have called it: by then all have looked into the directory.
     data, split = processes.main_first(lambda: load_run_data(spec, setting, workspace.data_dir))
-    experiment = Experiment(spec, data, split, runtime)
     free = free_bytes() if runtime.device.type == "cpu" else torch.cuda.mem_get_info(runtime.device)[0]
     check_memory(spec, setting, free, runtime.activations)
+    experiment = Experiment(spec, data, split, runtime)
     with directory.locked() if processes.is_main else nullcontext():
         # Another command may have finished the run while this one loaded its data.
         finished = finished_record(directory, spec, resume) if processes.is_main else None
@@ -81,7 +81,7 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
         write_json(directory.spec, spec.to_json())
     curves = CurveFile(directory, training.step, processes.is_main)
 
-    def log(line: Curves) -> None:
+    def log(line: LogLine) -> None:
         curves.append(line)
         if progress:
             progress.log(line)
@@ -112,7 +112,7 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     return record
 
 
-def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> RunRecord:
+def _record(experiment: Experiment, training: Training, lines: list[LogLine]) -> RunRecord:
     if not lines:
         raise DataError("the curves (metrics.jsonl) of this run are gone.\nRemove its directory to start it again.")
     data, spec = experiment.data, experiment.spec
@@ -139,5 +139,5 @@ def _record(experiment: Experiment, training: Training, lines: list[Curves]) -> 
         seconds=round(training.seconds, 3),
         machine=describe_machine(experiment.runtime),
         final=lines[-1],
-        policy=policy.rates() if isinstance(policy, LearningPolicy) else None,
+        policy=policy.rates() if isinstance(policy, CTAugment) else None,
     )

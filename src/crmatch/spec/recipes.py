@@ -6,22 +6,18 @@ each method's own paper; `quick` is ours: minutes on a CPU instead of days on a 
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from crmatch.atomic_files import checksum
-from crmatch.data.settings import Setting, parse_setting
+from crmatch.data.settings import EPOCH_STEPS, Setting, parse_setting
 from crmatch.errors import RequestError, unknown_name_error
 from crmatch.methods import METHODS, build_method, method_class
 from crmatch.networks.config import NETWORKS, WideResNetConfig
-from crmatch.spec.run_spec import AugmentationSpec, DataSpec, RunSpec, differences, replace
+from crmatch.spec.run_spec import AugmentationSpec, DataSpec, RunSpec, replace
 from crmatch.training.plan import TrainPlan
 
-EPOCH = 1024
-"""Steps of an "epoch" in FixMatch's code: 65,536 labeled images in batches of 64."""
 # Mean and standard deviation per channel in USB's code; for CIFAR-10 it has those of ImageNet.
 USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -55,7 +51,7 @@ def _paper(setting: Setting, method: str) -> RunSpec:
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror, variant="google"),
         network=NETWORKS[setting.defaults.network],
         method=build_method(method, _ties(method, "include")),
-        plan=TrainPlan(steps=1024 * EPOCH, weight_decay=setting.defaults.weight_decay),
+        plan=TrainPlan(steps=1024 * EPOCH_STEPS, weight_decay=setting.defaults.weight_decay),
         headline="median_last_20",
     )
 
@@ -70,10 +66,10 @@ def _usb(setting: Setting, method: str) -> RunSpec:
         setting=setting.name,
         recipe="usb",
         data=_data(setting, setting.image_size, unlabeled="all", mean=mean, std=std),
-        augmentation=AugmentationSpec(mirror=setting.data != "digits", variant="usb"),
+        augmentation=AugmentationSpec(mirror=setting.defaults.usb_mirror, variant="usb"),
         network=network,
         method=build_method(method, _ties(method, "include")),
-        plan=TrainPlan(steps=1024 * EPOCH, weight_decay=decay, evaluate_every=every, checkpoint_every=every),
+        plan=TrainPlan(steps=1024 * EPOCH_STEPS, weight_decay=decay, evaluate_every=every, checkpoint_every=every),
     )
 
 
@@ -83,7 +79,7 @@ def _original(setting: Setting, method: str) -> RunSpec:
 
 
 def _quick(setting: Setting, method: str) -> RunSpec:
-    steps, ema_decay = (1000, 0.99) if setting.data == "digits" else (3000, 0.998)
+    steps = setting.defaults.quick_steps
     return RunSpec(
         setting=setting.name,
         recipe="quick",
@@ -97,7 +93,7 @@ def _quick(setting: Setting, method: str) -> RunSpec:
             labeled_batch_size=16,
             unlabeled_batch_size=112,
             weight_decay=setting.defaults.weight_decay,
-            ema_decay=ema_decay,
+            ema_decay=setting.defaults.quick_ema_decay,
             ema_warmup=True,
             evaluate_every=steps // 20,
             log_every=steps // 100,
@@ -114,27 +110,6 @@ def setting_of(spec: RunSpec, data_dir: Path | None = None) -> Setting:
     """The setting a spec was made for."""
     labels_file = Path(spec.data.labels_file) if spec.data.labels_file else None
     return parse_setting(spec.data.folder or spec.setting, data_dir, labels_file)
-
-
-def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
-    """Every key, in order, whose value is not that of the spec's recipe."""
-    base = recipe(setting, spec.method.name, spec.recipe)
-    named = ("split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum")
-    return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
-
-
-def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
-    """The `crmatch train` command that trains `spec`, quoted for a shell; `options` come last."""
-    words = ["crmatch", "train", spec.data.folder or spec.setting]
-    words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
-    words += ["--method", spec.method.name] if spec.method.name != "crmatch" else []
-    words += ["--recipe", spec.recipe] if spec.recipe != default_recipe(setting) else []
-    words += ["--split", str(spec.split)] if spec.split != 1 else []
-    words += ["--seed", str(spec.seed)] if spec.seed else []
-    for key, value in changed_keys(spec, setting).items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        words += ["--steps", text] if key == "plan.steps" and value else ["--set", f"{key}={text}"]
-    return shlex.join([*words, *options])
 
 
 def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:

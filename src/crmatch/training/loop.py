@@ -1,4 +1,4 @@
-"""The one training loop. It knows no method, no data set and no file."""
+"""The one training loop. It depends on no particular method, data set or file format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from crmatch.augment.batches import BatchMaker
-from crmatch.augment.policies import LearningPolicy
+from crmatch.augment.ctaugment import CTAugment
 from crmatch.augment.views import Batch
 from crmatch.distributed.sync_batch_norm import make_distributed
 from crmatch.errors import DivergedError
@@ -30,19 +30,19 @@ from crmatch.training.optimizer import Optimizer
 from crmatch.training.plan import TrainPlan
 from crmatch.training.runtime import Runtime, compile_backbone
 
-Curves = dict[str, Any]
+LogLine = dict[str, Any]  # one line of a run's curves: name -> value
 
 
 @dataclass(frozen=True)
 class Observers:
-    """What the loop calls in addition to computing; by default nothing happens."""
+    """Functions that the loop calls; each does nothing by default. Log points are every `log_every` steps and at evaluations."""
 
-    log: Callable[[Curves], None] = lambda line: None  # receives one line of curves per log point
+    log: Callable[[LogLine], None] = lambda line: None  # receives one line of curves per log point
     evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}  # models -> errors; called every `evaluate_every` steps
     observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}  # scalars, averaged between log points
     save: Callable[[Checkpoint], None] = lambda checkpoint: None  # receives a checkpoint every `checkpoint_every` steps
     advance: Callable[[int], None] = lambda steps: None  # receives the number of finished steps after every step
-    stop: Callable[[], bool] = lambda: False  # whether to save and return before the next step
+    stop: Callable[[], bool] = lambda: False  # called before every step; if it returns True, the loop saves and returns
 
 
 @dataclass
@@ -53,54 +53,56 @@ class Training:
     network: Network
     batches: BatchMaker
     plan: TrainPlan
-    total_steps: int
-    steps_per_epoch: int
+    total_steps: int  # the plan may give the length in epochs instead
+    steps_per_epoch: int  # an epoch is a pass over the unlabeled images
     runtime: Runtime
     seed: int
     step: int = 0
-    images: int = 0  # images that have passed through the network in training
-    seconds: float = 0.0
+    images: int = 0  # that have passed through the network in training
+    seconds: float = 0.0  # training time so far, earlier sessions included
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
         self.network.to(device=self.runtime.device, dtype=self.runtime.dtype).channels_last().train()
-        make_distributed(self.network, self.runtime.processes)
+        if self.runtime.processes.count > 1:
+            make_distributed(self.network, self.runtime.processes)
         self.network.autocast = self.runtime.autocast
         save_memory(self.network, lean=self.runtime.lean, recompute=self.runtime.recompute)
-        self.average = MovingAverage(self.network, self.plan.ema_decay, self.plan.ema_warmup)
-        self.average.network.eval()
-        self.models = Models(self.network, self.average.network)
+        # The EMA network is copied before compiling, so it stays eager, and before the hook, so its images are not counted.
+        self.ema = MovingAverage(self.network, self.plan.ema_decay, self.plan.ema_warmup)
+        self.ema.network.eval()
+        self.models = Models(self.network, self.ema.network)
         if self.runtime.compile:
             compile_backbone(self.network.backbone)
         self.optimizer = Optimizer(self.network, self.plan)
         self.scaler = torch.amp.GradScaler(self.runtime.device.type, enabled=self.runtime.autocast is torch.float16)
-        self.finite = FiniteWatch(immediate=self.runtime.host_sync_is_free)
+        self.divergence_watch = FiniteWatch(immediate=self.runtime.host_sync_is_free)
         self.network.register_forward_pre_hook(self._count_images)
 
     def _count_images(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.images += len(inputs[0]) if module.training else 0
 
     def take_step(self) -> tuple[Batch, LossTerms]:
-        """One update: batch, loss, gradient, weights, moving average, policy."""
-        step = Step(self.step, self.total_steps, functools.partial(generator, self.seed, step=self.step), self.plan.ema_decay)
-        self._refresh(step)
+        """Refresh, make the batch, compute loss and gradients, update weights, EMA and policy."""
+        now = Step(self.step, self.total_steps, functools.partial(generator, self.seed, step=self.step), self.plan.ema_decay)
+        self._refresh(now)
         self.optimizer.learning_rate = self.learning_rate
         batch = self.batches.batch(self.step)
-        with dropout_from(self.network, step.generator("dropout")):
-            loss = self.method.loss(batch, self.models, step)
+        with dropout_from(self.network, now.generator("dropout")):
+            loss = self.method.loss(batch, self.models, now)
         total = loss.total
-        torch.autograd.backward(self.scaler.scale(total))
+        torch.autograd.backward(self.scaler.scale(total))  # Tensor.backward, but with type annotations
         self.runtime.processes.average_gradients(self.network.parameters())
-        # The scaler uses only `param_groups` and `step` of an optimizer.
+        # Our Optimizer is not torch's, but has what the scaler uses: `param_groups` and `step`.
         self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
-        # fp16: scaled gradients may overflow; the scaler then skips the step and lowers its scale.
-        if self.finite.bad_step(total, [] if self.scaler.is_enabled() else gradients):
-            raise DivergedError(self.divergence(loss))
+        # fp16 gradients are not checked: they may overflow, and then the scaler skips the step and lowers its scale.
+        if self.divergence_watch.bad_step(total, [] if self.scaler.is_enabled() else gradients):
+            raise DivergedError(self.divergence_message(loss))
         self.scaler.step(self.optimizer)  # type: ignore[arg-type]
         self.scaler.update()
         self.optimizer.zero_grad()
-        self.average.update(self.network, self.step)
+        self.ema.update(self.network, self.step)
         self.batches.learn(self.step, self._probabilities)
         self.step += 1
         return batch, loss
@@ -113,11 +115,11 @@ class Training:
     def checkpoint(self) -> Checkpoint:
         """The state that is needed to continue as if the run had never stopped."""
         tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
-        average = self.average.network.state_dict()
-        tensors |= {f"average/{name}": tensor for name, tensor in average.items() if name not in self.average.shared}
+        ema = self.ema.network.state_dict()  # without the buffers that it shares with the student
+        tensors |= {f"average/{name}": tensor for name, tensor in ema.items() if name not in self.ema.shared}
         for index, state in self.optimizer.state.items():
             tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items()}
-        if isinstance(self.batches.policy, LearningPolicy):
+        if isinstance(self.batches.policy, CTAugment):
             tensors |= {f"policy/{name}": tensor for name, tensor in self.batches.policy.state().items()}
         values = {"meter": self.meter.state(), "seconds": self.seconds, "images": self.images}
         return Checkpoint(self.step, tensors, {**values, "scaler": self.scaler.state_dict()})
@@ -129,18 +131,18 @@ class Training:
             group, _, key = name.partition("/")
             groups[group][key] = tensor
         self.network.load_state_dict(groups["network"])
-        shared = {name: groups["network"][name] for name in self.average.shared}
-        self.average.network.load_state_dict(groups["average"] | shared)
+        shared = {name: groups["network"][name] for name in self.ema.shared}
+        self.ema.network.load_state_dict(groups["average"] | shared)
         state: dict[int, dict[str, Tensor]] = {}
         parameters = self.optimizer.parameters
         for name, tensor in groups["optimizer"].items():
             index, _, key = name.partition("/")
             parameter = parameters[int(index)]
-            # Buffers get the memory layout of their parameter again: mixed layouts are several times slower.
+            # Buffers get the memory layout of their parameter again; otherwise optimizer steps are several times slower.
             value = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor
             state.setdefault(int(index), {})[key] = value.detach()
         self.optimizer.state = state
-        if isinstance(self.batches.policy, LearningPolicy):
+        if isinstance(self.batches.policy, CTAugment):
             self.batches.policy.load_state(groups["policy"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(checkpoint.values["scaler"])
@@ -150,13 +152,16 @@ class Training:
 
     @torch.inference_mode()
     def _probabilities(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.average.network(images).logits
+        """Predictions of the EMA network on CTAugment's probes."""
+        logits: Tensor = self.ema.network(images).logits
         return logits.softmax(dim=1)
 
     def _refresh(self, step: Step) -> None:
+        """Call the method's periodic work over all images, if it is due (FeatMatch, label propagation, PLCB)."""
         interval = self.method.refresh_every(self.steps_per_epoch, self.total_steps)
         since = step.number - self.method.refresh_start(self.total_steps)
-        if interval is None or since < 0 or since % interval:
+        is_due = interval is not None and since >= 0 and since % interval == 0
+        if not is_due:
             return
 
         def features(
@@ -171,19 +176,20 @@ class Training:
 
         self.method.refresh(Refresh(self.models, step, self.batches.labels[self.batches.labeled], features))
 
-    def check_flag(self) -> None:
+    def raise_if_diverged(self) -> None:
         """Raise if a step since the last check was bad and could not be noticed at once (GPU)."""
-        if self.finite.bad_since_last_check():
-            raise LateDivergenceError(f"loss or gradient are not finite, noticed after step {self.step}.\n{ADVICE}.")
+        if self.divergence_watch.bad_since_last_check():
+            raise LateDivergenceError(f"a loss or gradient became infinite or NaN; found after step {self.step}.\n{ADVICE}.")
 
     def check_weights(self) -> None:
-        """Raise if a weight is not finite, before the weights are evaluated or saved."""
-        self.check_flag()
-        norms = torch.stack(torch._foreach_norm([parameter.detach() for parameter in self.network.parameters()]))
-        if not bool(norms.isfinite().all()):
+        """Raise before weights are evaluated or saved that are not finite, or that a bad step may have changed."""
+        self.raise_if_diverged()
+        # The maximum norm is finite exactly if all weights are; the 2-norm could overflow.
+        largest = torch._foreach_norm([parameter.detach() for parameter in self.network.parameters()], math.inf)
+        if not bool(torch.stack(largest).isfinite().all()):
             raise DivergedError(f"the weights are not finite after step {self.step}.\n{ADVICE}.")
 
-    def divergence(self, loss: LossTerms) -> str:
+    def divergence_message(self, loss: LossTerms) -> str:
         """The message for a loss or gradient that is not finite."""
         terms = ", ".join(f"{name} = {term.item():g}" for name, term in loss.terms.items())
         what = "gradient" if math.isfinite(loss.total.item()) else "loss"
@@ -193,33 +199,33 @@ class Training:
 def train(training: Training, observers: Observers) -> bool:
     """Run `training` to its end; False if `observers.stop` ended it early, after saving."""
     plan = training.plan
-    started, logged_at, logged_images = time.perf_counter(), time.perf_counter(), training.images
-    before = training.seconds
+    started_at, seconds_before = time.perf_counter(), training.seconds
+    logged_at, logged_images = started_at, training.images
     while training.step < training.total_steps:
         if training.runtime.processes.any(observers.stop()):
             training.check_weights()
             observers.save(training.checkpoint())
             return False
-        rate = training.learning_rate
+        rate = training.learning_rate  # of this step: take_step moves on to the next one
         batch, loss = training.take_step()
         values = {f"loss/{name}": term for name, term in loss.terms.items()} | {"loss/total": loss.total}
         values |= {f"monitor/{name}": value for name, value in loss.monitors.items()}
         training.meter.add({**values, **observers.observe(batch, loss)})
-        training.seconds = before + time.perf_counter() - started
-        step, last = training.step, training.step == training.total_steps
-        evaluates = last or step % plan.evaluate_every == 0
+        # Taken before evaluation and checkpoint, whose time is added with the next step.
+        training.seconds = seconds_before + time.perf_counter() - started_at
+        step, is_last = training.step, training.step == training.total_steps
+        evaluates = is_last or step % plan.evaluate_every == 0
         if evaluates or step % plan.log_every == 0:
-            line: Curves = {"step": step, "learning_rate": rate, **training.meter.means()}
-            training.check_flag()
-            now = time.perf_counter()
-            line["images_per_second"] = (training.images - logged_images) / (now - logged_at)
+            line: LogLine = {"step": step, "learning_rate": rate, **training.meter.means()}
+            training.raise_if_diverged()
+            line["images_per_second"] = (training.images - logged_images) / (time.perf_counter() - logged_at)
             if evaluates:
                 training.check_weights()
                 line |= observers.evaluate(training.models)
             line["seconds"] = training.seconds
             observers.log(line)
-            logged_at, logged_images = time.perf_counter(), training.images
-        if last or step % plan.checkpoint_every == 0:
+            logged_at, logged_images = time.perf_counter(), training.images  # images_per_second leaves out evaluation
+        if is_last or step % plan.checkpoint_every == 0:
             training.check_weights()
             observers.save(training.checkpoint())
         observers.advance(step)

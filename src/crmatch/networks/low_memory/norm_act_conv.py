@@ -21,23 +21,23 @@ ROWS_TOGETHER = 8
 
 
 def norm_act_conv(
-    x: Tensor, norm: nn.BatchNorm2d, slope: float, conv: nn.Conv2d, residual: Tensor | None = None, *, lean: bool = False
+    x: Tensor, norm: nn.BatchNorm2d, slope: float, conv: nn.Conv2d, skip: Tensor | None = None, *, lean: bool = False
 ) -> Tensor:
-    """conv(leaky_relu(norm(x))) + residual; `lean` selects the memory-saving version for training passes on a CPU."""
+    """conv(leaky_relu(norm(x))) + skip; `lean` selects the memory-saving version for training passes on a CPU."""
     if not (lean and norm.training and x.requires_grad and torch.is_grad_enabled()):
         y: Tensor = conv(F.leaky_relu(norm(x), slope, inplace=True))
-        return y if residual is None else residual + y
+        return y if skip is None else skip + y
     if norm.track_running_stats:
         assert norm.num_batches_tracked is not None
         norm.num_batches_tracked.add_(1)
     y = _NormActConv.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, conv.weight, conv.bias, residual, norm, slope, conv
+        x, norm.weight, norm.bias, conv.weight, conv.bias, skip, norm, slope, conv
     )
     return y
 
 
 class _NormActConv(torch.autograd.Function):
-    """y = W * a + c + r with a = leaky_relu(f x + o), f = gamma / s, o = beta - f m, residual r, batch mean m and deviation s.
+    """y = W * a + c + r with a = leaky_relu(f x + o), f = gamma / s, o = beta - f m, skip r, batch mean m and deviation s.
 
     Backward: with g = dL/d(f x + o), xhat = (x - m) / s and n pixels per channel,
     dgamma = sum g xhat, dbeta = sum g, dx = f (g - dbeta / n - xhat dgamma / n).
@@ -51,7 +51,7 @@ class _NormActConv(torch.autograd.Function):
         beta: Tensor,
         kernel: Tensor,
         bias: Tensor | None,
-        residual: Tensor | None,
+        skip: Tensor | None,
         norm: nn.BatchNorm2d,
         slope: float,
         conv: nn.Conv2d,
@@ -62,12 +62,12 @@ class _NormActConv(torch.autograd.Function):
         offset = beta - mean * factor
         ctx.save_for_backward(x, kernel, mean, variance, factor, offset)
         ctx.eps, ctx.slope, ctx.bias_shape = norm.eps, slope, None if bias is None else list(bias.shape)
-        ctx.stride, ctx.padding, ctx.has_residual = conv.stride, conv.padding, residual is not None
+        ctx.stride, ctx.padding, ctx.has_skip = conv.stride, conv.padding, skip is not None
         outputs = x.new_empty(0)
         for rows in _slices(x):
             y = F.conv2d(_activated(x[rows], factor, offset, slope), kernel, bias, ctx.stride, ctx.padding)
-            if residual is not None:
-                y += residual[rows]
+            if skip is not None:
+                y += skip[rows]
             if len(y) == len(x):
                 return y
             if not len(outputs):
@@ -103,7 +103,7 @@ class _NormActConv(torch.autograd.Function):
         constant = -factor * dbeta / pixels - slope_of_x * mean
         for rows in _slices(x):
             torch.addcmul(_affine(x[rows], slope_of_x, constant), dx[rows], _per_channel(factor), out=dx[rows])
-        return dx, dgamma, dbeta, dkernel, dbias[0] if dbias else None, dy if ctx.has_residual else None, None, None, None
+        return dx, dgamma, dbeta, dkernel, dbias[0] if dbias else None, dy if ctx.has_skip else None, None, None, None
 
 
 def _slices(x: Tensor) -> list[slice]:

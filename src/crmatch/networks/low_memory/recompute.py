@@ -24,7 +24,7 @@ GROUP = 2
 
 
 class Recomputable(nn.Module):
-    """A chain of blocks that can recompute its activations."""
+    """A chain of blocks that supports gradient checkpointing (`--recompute`)."""
 
     recompute = False
     """Whether activations are recomputed in the backward pass."""
