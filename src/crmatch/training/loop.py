@@ -35,7 +35,7 @@ LogLine = dict[str, Any]  # one line of a run's curves: name -> value
 
 @dataclass(frozen=True)
 class Observers:
-    """Functions that the loop calls; each does nothing by default. Log points are every `log_every` steps and at evaluations."""
+    """Functions that the loop calls; each does nothing by default. Log points: every `log_every` steps, and at evaluations."""
 
     log: Callable[[LogLine], None] = lambda line: None  # receives one line of curves per log point
     evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}  # models -> errors; called every `evaluate_every` steps
