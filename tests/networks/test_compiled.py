@@ -95,9 +95,9 @@ def test_record_and_checkpoint_say_compiled_and_continuing_otherwise_warns(
         checkpoint = load_checkpoint(directory.checkpoints)
         assert checkpoint is not None
         assert checkpoint.values["compiled"] is options["compile"]
-    assert "began compiled and resumes eager" in caplog.text
+    assert "began with compiled code" in caplog.text
     record = run(spec, workspace, Execution(compile=True))
-    assert "began eager and resumes compiled" in caplog.text
+    assert "began with eager code" in caplog.text
     assert record.machine["compiled"] is True
 
 

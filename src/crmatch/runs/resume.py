@@ -72,7 +72,8 @@ def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, no
     if before["numerics"] != NUMERICS:
         found = f"{directory.path} was started with numerics {before['numerics']}; this version has {NUMERICS}"
         raise ResumeError(f"{found}.\nFinish it with the version that started it, or remove the directory.")
-    started = read_json(directory.split)["data_fingerprint"]
+    split = read_json(directory.split)
+    started = split.get("data_fingerprint") if isinstance(split, dict) else None
     if started != fingerprint:
         found = f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now)"
         raise DataError(f"{found}.\nBring the old data back, or choose another --out.")

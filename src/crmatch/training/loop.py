@@ -184,9 +184,9 @@ class Training:
     def check_weights(self) -> None:
         """Raise before weights are evaluated or saved that are not finite, or that a bad step may have changed."""
         self.raise_if_diverged()
-        # The maximum norm is finite exactly if all weights are; the 2-norm could overflow.
-        largest = torch._foreach_norm([parameter.detach() for parameter in self.network.parameters()], math.inf)
-        if not bool(torch.stack(largest).isfinite().all()):
+        # The 2-norm overflows for weights so large that no pass through the network would be finite: these have diverged, too.
+        norms = torch._foreach_norm([parameter.detach() for parameter in self.network.parameters()])
+        if not bool(torch.stack(norms).isfinite().all()):
             raise DivergedError(f"the weights are not finite after step {self.step}.\n{ADVICE}.")
 
     def divergence_message(self, loss: LossTerms) -> str:

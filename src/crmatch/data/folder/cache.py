@@ -19,7 +19,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from crmatch.atomic_files import read_json, write_file
+from crmatch.atomic_files import checksum, read_json, write_file
 from crmatch.data.folder.decode import DECODER, FACTS, Pixels, choose_size
 from crmatch.data.folder.scan import FolderIndex
 from crmatch.data.folder.workers import Progress, decode_rows
@@ -82,8 +82,9 @@ def _read_index(slot: Path) -> dict[str, Any] | None:
     """The index of `slot` if it is readable and its file of pixels is complete."""
     try:
         index: dict[str, Any] = read_json(slot / _INDEX)
-        return index if (slot / index["pixels"]).stat().st_size == np.prod(index["shape"]) else None
-    except (DataError, OSError, KeyError, TypeError):
+        intact = index.pop("checksum", None) == checksum(json.dumps(index).encode())
+        return index if intact and (slot / index["pixels"]).stat().st_size == np.prod(index["shape"]) else None
+    except (DataError, OSError, AttributeError):
         return None
 
 
@@ -136,7 +137,7 @@ class _Writer:
             "states": self.states.tolist(),
             "facts": {field: self.facts[field][rows].tolist() for field in FACTS.names or ()},
         }
-        write_file(self.slot / _INDEX, json.dumps(index).encode())
+        write_file(self.slot / _INDEX, json.dumps({**index, "checksum": checksum(json.dumps(index).encode())}).encode())
         for file in self.slot.glob("pixels-*"):
             if file.name != name:
                 file.unlink()
