@@ -79,6 +79,7 @@ def of_method(traced: dict[str, Tensor], case: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("method", two_processes.LONG + two_processes.SHORT)
+@pytest.mark.process
 def test_two_processes_train_as_one_does(one: dict[str, Tensor], two: Two, method: str) -> None:
     expected, actual = of_method(one, f"{method}/fp64"), of_method(two.ranks[0], f"{method}/fp64")
     assert expected.keys() == actual.keys()
@@ -88,12 +89,14 @@ def test_two_processes_train_as_one_does(one: dict[str, Tensor], two: Two, metho
 
 
 @pytest.mark.parametrize("method", two_processes.LONG)
+@pytest.mark.process
 def test_first_steps_agree_in_single_precision(one: dict[str, Tensor], two: Two, method: str) -> None:
     for step in range(2):
         name = f"{method}/fp32/{step}/loss"
         close(name, two.ranks[0][name], one[name], 1e-5)
 
 
+@pytest.mark.process
 def test_all_processes_have_the_same_losses_masks_rates_states_and_weights_to_the_bit(two: Two) -> None:
     first, second = two.ranks
     assert first.keys() == second.keys()
@@ -104,6 +107,7 @@ def test_all_processes_have_the_same_losses_masks_rates_states_and_weights_to_th
 
 
 @pytest.mark.parametrize("method", two_processes.RECOMPUTED)
+@pytest.mark.process
 def test_two_processes_that_recompute_compute_the_same_to_the_bit(two: Two, method: str) -> None:
     """Recomputing exchanges batch statistics in the backward pass, by all processes in the same order."""
     expected, actual = (of_method(two.ranks[0], f"{method}/{kind}") for kind in ("fp64", "recomputed"))
@@ -112,6 +116,7 @@ def test_two_processes_that_recompute_compute_the_same_to_the_bit(two: Two, meth
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7], ids="{} rows".format)
+@pytest.mark.process
 def test_the_joint_norm_is_the_batch_norm_of_all_rows(two: Two, rows: int) -> None:
     """Outputs, gradients of inputs, weights and biases, running statistics; also where one process has no row."""
     expected = two_processes.normalized(rows, SINGLE_PROCESS)
@@ -119,11 +124,13 @@ def test_the_joint_norm_is_the_batch_norm_of_all_rows(two: Two, rows: int) -> No
         close(name, two.ranks[0][f"norm/{name}"], value, 1e-9)
 
 
+@pytest.mark.process
 def test_dropout_keeps_what_it_keeps_alone(two: Two) -> None:
     assert torch.equal(two.ranks[0]["dropout"], two_processes.dropped(SINGLE_PROCESS))
     assert two.ranks[0]["dropout"].unique().tolist() == [0, 2]
 
 
+@pytest.mark.process
 def test_a_stop_asked_of_one_stops_all_and_one_process_continues(
     one: dict[str, Tensor], two: Two, caplog: pytest.LogCaptureFixture
 ) -> None:
