@@ -22,9 +22,9 @@ results: $(INSTALLED)
 	$(BIN)/python benchmarks/accuracy.py digits small --from-records
 	$(BIN)/python benchmarks/results.py
 
-# All tests that start no other process.
+# All tests that start no other process. Tests that try thousands of cases try fewer of them here.
 quick: $(INSTALLED)
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "not slow and not process"
+	CRMATCH_QUICK=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not process"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --durations=15

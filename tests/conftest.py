@@ -16,6 +16,8 @@ os.environ["COLUMNS"] = "200"
 # The tests' networks are tiny: a second thread only waits. Programs that tests start take it from the environment.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+QUICK = os.environ.get("CRMATCH_QUICK") == "1"
+"""Set by `make quick`: tests that try very many cases try fewer of them."""
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import tiny_spec, training_of
+from conftest import QUICK, tiny_spec, training_of
 from crmatch.methods import METHODS
 from crmatch.spec.run_spec import NUMERICS
 
@@ -50,5 +50,7 @@ def test_losses_stay_golden(stripes: Path, method: str, policy: str) -> None:
     assert first == f"numerics {NUMERICS}"
     expected = [float(row.split()[1]) for row in rows]
     torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=0, atol=1e-8)
+    if QUICK:
+        return
     single = losses(stripes, method, policy, "fp32", 3)
     torch.testing.assert_close(torch.tensor(single), torch.tensor(expected[:3]), rtol=0, atol=1e-4)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from sample_images import from_pillow, sample_images, to_pillow
 
+from conftest import QUICK
 from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_operation, apply_sequence
 from reference import pillow_pipeline
 
-IMAGES_PER_OPERATION = 10_000
+IMAGES_PER_OPERATION = 1_600 if QUICK else 10_000
 FIXED_SIZES = [(8, 8), (8, 97), (97, 8), (97, 97), (32, 32), (9, 15), (96, 96), (16, 45)]
 
 

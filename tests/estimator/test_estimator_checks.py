@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from sklearn.utils.estimator_checks import check_classifiers_classes, parametrize_with_checks
 
+from conftest import QUICK
 from crmatch.estimator.classifier import EXPECTED_FAILED_CHECKS, CRMatchClassifier
 
 TINY = {
@@ -20,6 +22,7 @@ def tiny() -> CRMatchClassifier:
     return CRMatchClassifier(steps=30, options=TINY, device="cpu")
 
 
+@pytest.mark.skipif(QUICK, reason="scikit-learn's 27 checks take 20 s")
 @parametrize_with_checks([tiny()], expected_failed_checks=lambda estimator: EXPECTED_FAILED_CHECKS, xfail_strict=True)
 def test_scikit_learns_checks_pass(estimator: CRMatchClassifier, check: Callable[[CRMatchClassifier], None]) -> None:
     check(estimator)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import tiny_spec, training_of
+from conftest import QUICK, tiny_spec, training_of
 from crmatch.data.settings import parse_setting
 from crmatch.errors import StoppedError
 from crmatch.methods import METHODS
@@ -39,7 +39,10 @@ def final_state(directory: Any) -> dict[str, torch.Tensor]:
     return checkpoint.tensors
 
 
-@pytest.mark.parametrize(("method", "stops"), [("crmatch", (7,)), *((method, (1, 4, 11)) for method in sorted(METHODS))])
+STOPS = (4,) if QUICK else (1, 4, 11)
+
+
+@pytest.mark.parametrize(("method", "stops"), [("crmatch", (7,)), *((method, STOPS) for method in sorted(METHODS))])
 def test_stopping_and_resuming_equals_never_having_stopped(
     stripes: Path, tmp_path: Path, method: str, stops: tuple[int, ...]
 ) -> None:
