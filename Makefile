@@ -8,9 +8,9 @@ PYTEST_OPTIONS ?= -n 2 --dist loadfile
 BIN := .venv/bin
 comma := ,
 INSTALLED := .venv/installed-$(subst $(comma),-,$(EXTRAS))
-ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard
+ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard-pretrained
 
-.PHONY: demo results quick test slow-test crash-test lint types format clean
+.PHONY: demo demo-photos results quick test slow-test crash-test lint types format clean
 
 # Train on 40 labeled digits and write report.html: two to three minutes.
 demo: $(INSTALLED)
@@ -18,6 +18,12 @@ demo: $(INSTALLED)
 	$(BIN)/crmatch report runs/digits@4/crmatch/split1-seed0 --out report.html
 
 # Rewrite the tables in docs/ from the committed records, without training.
+# Your own pictures, on photos that come with installed packages: a pretrained backbone, a folder, 9 labels.
+demo-photos: .venv/installed-dev-onnx-pretrained
+	$(BIN)/python examples/demo_photos.py demo-photos
+	$(BIN)/crmatch train demo-photos
+	$(BIN)/crmatch suggest runs/demo-photos/crmatch-head/split1-seed0 -n 5
+
 results: $(INSTALLED)
 	$(BIN)/python benchmarks/accuracy.py digits small --from-records
 	$(BIN)/python benchmarks/results.py

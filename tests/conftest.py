@@ -49,6 +49,13 @@ def _only_marked_tests_start_processes(request: pytest.FixtureRequest, monkeypat
     monkeypatch.setattr(subprocess.Popen, "__init__", checked)
 
 
+@pytest.fixture(autouse=True)
+def _folders_train_from_scratch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the extra `pretrained` is installed changes the default for folders; only its own tests depend on it."""
+    if request.path.name not in ("test_pretrained.py", "test_guide.py"):
+        monkeypatch.setattr("crmatch.spec.recipes.backbone_is_installed", lambda: False)
+
+
 @pytest.fixture
 def crmatch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """Run a command in this process: exit code, stdout and stderr."""

@@ -82,7 +82,10 @@ def test_nothing_reads_pickles() -> None:
         for line in path.read_text().splitlines()
         if forbidden.search(line) and "without pickle" not in line
     ]
-    assert not found
+    # One module reads PyTorch files: of known sha256, and weights only.
+    (line,) = found
+    assert line.startswith("weights.py: pickled = torch.load(")
+    assert line.endswith("weights_only=True)")
 
 
 def test_the_library_prints_nothing_and_configures_no_logging() -> None:

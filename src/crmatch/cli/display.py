@@ -79,14 +79,24 @@ class Display(AbstractContextManager["Display"]):
     def __init__(self, spec: RunSpec, quiet: bool = False) -> None:
         self._spec, self._quiet = spec, quiet
         self._bar = Bar("steps", quiet)
+        self._features: Bar | None = None
         self._first = self._total = 0
         self._began = 0.0
 
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
+    def features(self, done: int, total: int) -> None:
+        """Show how many features of a frozen backbone are computed."""
+        if self._features is None:
+            self._features = Bar("views", self._quiet)
+            self._features.start(total, 0, "computing features")
+        self._features.update(completed=done)
+
     def start(self, done: int, total: int) -> None:
         """Say what is trained, and begin the bar."""
+        if self._features is not None:
+            self._features.__exit__()
         self._first, self._total = done, total
         spec = self._spec
         run = f"{METHODS[spec.method.name].title} on {spec.setting}, recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"

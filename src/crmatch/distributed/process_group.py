@@ -57,13 +57,19 @@ class ProcessGroup:
         _exchange(dist.all_gather, parts, mine)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
-    def run_data_parallel(self, function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    def run_data_parallel(
+        self, function: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]], values: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Data-parallel `function(values)`: each rank computes its rows of (N, ...) `values`, and all ranks get all rows."""
         if self.count == 1:
             return function(values)
-        own = _Split.apply(values, self)  # type: ignore[no-untyped-call]
-        result: Tensor = _Gather.apply(function(own), self, len(values))  # type: ignore[no-untyped-call]
-        return result
+        outputs = function(_Split.apply(values, self))  # type: ignore[no-untyped-call]
+
+        def gather(rows: Tensor) -> Tensor:
+            gathered: Tensor = _Gather.apply(rows, self, len(values))  # type: ignore[no-untyped-call]
+            return gathered
+
+        return gather(outputs) if isinstance(outputs, Tensor) else (gather(outputs[0]), gather(outputs[1]))
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """All-reduce: the sum of `values` over ranks, without gradient."""

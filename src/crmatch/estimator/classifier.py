@@ -20,13 +20,16 @@ from torch import Tensor
 
 from crmatch.cli.display import Display
 from crmatch.data.images import UNLABELED, DataSet, ImageSet
-from crmatch.data.settings import GENERIC, Setting
+from crmatch.data.settings import GENERIC, Setting, default_data_dir
 from crmatch.data.splits import given_split
 from crmatch.errors import RequestError
 from crmatch.estimator.inputs import InputFormat, are_paths, learn_format, read_labels
 from crmatch.methods import method_class
+from crmatch.networks.config import PretrainedConfig
 from crmatch.predict.model import build_model
 from crmatch.runs.experiment import Experiment
+from crmatch.runs.features import experiment_from_backbone
+from crmatch.spec.recipes import DEFAULT_BACKBONE
 from crmatch.spec.recipes import recipe as make_recipe
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Execution
@@ -46,7 +49,9 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         method: a name from `crmatch show methods`.
-        recipe: `quick` (minutes on a CPU), `paper`, `usb` or `original`.
+        recipe: `quick` (minutes on a CPU), `paper`, `usb` or `original`; with a backbone `head` or `tune`.
+        backbone: a pretrained network, e.g. `efficientnet-lite0` (`crmatch show backbones` lists them). A classifier is trained
+            on its features, which are kept on disk; with recipe `tune` the whole network is trained afterwards.
         steps: number of training steps; None for the recipe's.
         image_shape: (H, W) or (H, W, C) of the pictures in a two-dimensional X. Without it, the columns of such an X are
             features without geometry: each row becomes a grayscale square, and augmentation moves no pixels.
@@ -70,7 +75,8 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         method: str = "crmatch",
         *,
-        recipe: str = "quick",
+        recipe: str | None = None,
+        backbone: str | None = None,
         steps: int | None = None,
         image_shape: Sequence[int] | None = None,
         image_size: int | None = None,
@@ -82,6 +88,7 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.method = method
         self.recipe = recipe
+        self.backbone = backbone
         self.steps = steps
         self.image_shape = image_shape
         self.image_size = image_size
@@ -171,16 +178,20 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if "rotation_weight" in method_class(self.method).model_fields:
                 changes["method.rotation_weight"] = 0
         given = {key: value for key, value in changes.items() if value is not None}
-        return replace(make_recipe(setting, self.method, self.recipe), **{**given, **(self.options or {})})
+        name = self.recipe or ("head" if self.backbone else "quick")
+        spec = make_recipe(setting, self.method, name, self.backbone or DEFAULT_BACKBONE)
+        return replace(spec, **{**given, **(self.options or {})})
 
     def _train(self, train_set: ImageSet) -> None:
         spec = self.spec_
         runtime = choose_runtime(Execution(self.device), spec.precision)
         split = given_split(train_set.labels, spec.data.unlabeled)
-        experiment = Experiment(spec, DataSet(train_set, None), split, runtime)
-        training = experiment.training()
         self.history_: list[LogLine] = []
         with Display(spec, quiet=not self.verbose) as display:
+            experiment = Experiment(spec, DataSet(train_set, None), split, runtime)
+            if isinstance(spec.network, PretrainedConfig):
+                experiment = experiment_from_backbone(experiment, default_data_dir() / "features", display.features)
+            training = experiment.training()
             display.start(0, training.total_steps)
 
             def log(line: LogLine) -> None:

@@ -127,6 +127,8 @@ class Method(StrictModel, ABC):
     running_statistics: ClassVar[Literal["all", "labeled", "mixed"]] = "all"
     """The forward pass that updates the running statistics of batch norms: over all views together, over the labeled images,
     or over the images mixed by MixUp. All other passes of a step go through `forward_without_bn_update`."""
+    works_on_features: ClassVar[bool] = False
+    """Whether weak and strong views are all that the method needs, so that it can train on stored features."""
     reference_steps: ClassVar[int] = 2**20
     """Length of the published runs, for which the method's `..._steps` are given."""
 

@@ -25,6 +25,7 @@ class FixMatch(Method):
     title: ClassVar = "FixMatch"
     summary: ClassVar = "confident predictions on weakly augmented images label their strongly augmented versions"
     paper: ClassVar = "Sohn et al., NeurIPS 2020, arXiv 2001.07685"
+    works_on_features: ClassVar = True
 
     name: str = "fixmatch"
     threshold: float = Field(0.95, ge=0, le=1)

@@ -22,6 +22,7 @@ class PseudoLabel(Method):
     title: ClassVar = "Pseudo-Label"
     summary: ClassVar = "confident predictions become labels of the same weakly augmented image"
     paper: ClassVar = "Lee, ICML workshop 2013"
+    works_on_features: ClassVar = True
     running_statistics: ClassVar = "labeled"
 
     name: str = "pseudo_label"

@@ -17,6 +17,7 @@ class Supervised(Method):
     title: ClassVar = "Supervised only"
     summary: ClassVar = "cross-entropy on the labeled images, weakly augmented; uses no unlabeled image"
     paper: ClassVar = "baseline"
+    works_on_features: ClassVar = True
 
     name: str = "supervised"
     label_smoothing: float = Field(0.0, ge=0, lt=1)

@@ -26,6 +26,7 @@ class UDA(Method):
     title: ClassVar = "UDA"
     summary: ClassVar = "strong views follow the sharpened predictions on confident weak views"
     paper: ClassVar = "Xie et al., NeurIPS 2020, arXiv 1904.12848"
+    works_on_features: ClassVar = True
 
     name: str = "uda"
     temperature: float = Field(0.4, gt=0)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from crmatch.networks.config import ResNet18Config, WideResNetConfig
-from crmatch.networks.network import Network, NetworkShape
+from crmatch.networks.config import PretrainedConfig, ResNet18Config, WideResNetConfig
+from crmatch.networks.network import Network, NetworkShape, split_outputs
+from crmatch.networks.pretrained.backbone import PretrainedBackbone
 from crmatch.networks.resnet import NormedLinear, ResNet18, set_gains
 from crmatch.networks.wide_resnet import WideResNet
 from crmatch.randomness import generator
 
 
 def build_network(
-    config: WideResNetConfig | ResNet18Config,
+    config: WideResNetConfig | ResNet18Config | PretrainedConfig,
     *,
     channels: int,
     image_size: int,
@@ -25,34 +27,65 @@ def build_network(
     unlabeled: int = 0,
     heads: Callable[[NetworkShape], Mapping[str, nn.Module]] = lambda shape: {},
     seed: int = 0,
+    architecture: Mapping[str, Any] | None = None,
 ) -> Network:
     """A network with heads, its weights drawn from the streams `init/backbone`, `init/classifier`, `init/<head>`.
 
-    So adding or removing a head changes no other weight, and the global random state stays as it is.
+    So adding or removing a head changes no other weight, and the global random state stays as it is. A pretrained backbone
+    comes with its weights, or without them if its `architecture` is given, because a trained model's weights are loaded next.
     """
     with _seeded(generator(seed, "init/backbone")):
-        backbone: nn.Module
-        backbone = WideResNet(config, channels) if isinstance(config, WideResNetConfig) else ResNet18(config, channels)
-    shape = NetworkShape(feature_map_shape(backbone, channels, image_size), classes, unlabeled)
+        backbone = _BACKBONES[config.kind](config, channels, image_size, architecture)
+    return assemble(backbone, config, channels, image_size, classes, unlabeled, heads, seed)
+
+
+def assemble(
+    backbone: nn.Module,
+    config: WideResNetConfig | ResNet18Config | PretrainedConfig,
+    channels: int,
+    image_size: int,
+    classes: int,
+    unlabeled: int,
+    heads: Callable[[NetworkShape], Mapping[str, nn.Module]],
+    seed: int,
+) -> Network:
+    """`backbone` with a classifier and heads, all initialized but a pretrained backbone; see `build_network`."""
+    feature_map, features = _output_shapes(backbone, channels, image_size)
+    shape = NetworkShape(feature_map, classes, unlabeled, features)
     with _seeded(generator(seed, "init/classifier")):
-        normed = isinstance(config, ResNet18Config) and config.weight_norm
+        normed = getattr(config, "weight_norm", False)
         classifier = (NormedLinear if normed else nn.Linear)(shape.features, classes)
     with _seeded(generator(seed, "init/heads")):
         network = Network(backbone, classifier, heads(shape), normalize_features=config.normalize_features)
-    for name, module in [("backbone", backbone), ("classifier", classifier), *network.heads.items()]:
+    if not isinstance(config, PretrainedConfig):
+        _initialize(backbone, generator(seed, "init/backbone"), glorot=False)
+    for name, module in [("classifier", classifier), *network.heads.items()]:
         _initialize(module, generator(seed, f"init/{name}"), glorot=name == "classifier")
     set_gains(network)
     return network
 
 
 @torch.no_grad()
-def feature_map_shape(backbone: nn.Module, channels: int, image_size: int) -> tuple[int, int, int]:
-    """(D, h, w) of the feature map, from a pass over one blank image."""
+def _output_shapes(backbone: nn.Module, channels: int, image_size: int) -> tuple[tuple[int, int, int], int]:
+    """(D, h, w) of the feature map and the width of the pooled features, from a pass over one blank image."""
     backbone.eval()
-    feature_map: Tensor = backbone(torch.zeros(1, channels, image_size, image_size))
+    feature_map, features = split_outputs(backbone(torch.zeros(1, channels, image_size, image_size)))
     backbone.train()
     depth, height, width = feature_map.shape[1:]
-    return depth, height, width
+    return (depth, height, width), features.shape[1]
+
+
+def _pretrained(config: PretrainedConfig, channels: int, image_size: int, architecture: Mapping[str, Any] | None) -> nn.Module:
+    from crmatch.networks.pretrained.load import load_body
+
+    return PretrainedBackbone(load_body(config.backbone, architecture), config.freeze_norm, image_size)
+
+
+_BACKBONES: dict[str, Callable[[Any, int, int, Mapping[str, Any] | None], nn.Module]] = {
+    "wide_resnet": lambda config, channels, image_size, architecture: WideResNet(config, channels),
+    "resnet18": lambda config, channels, image_size, architecture: ResNet18(config, channels),
+    "pretrained": _pretrained,
+}
 
 
 @contextmanager

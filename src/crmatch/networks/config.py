@@ -46,7 +46,25 @@ class ResNet18Config(StrictModel):
     """Dropout between the two convolutions of each block (PLCB: 0.1)."""
 
 
-NetworkConfig = Annotated[WideResNetConfig | ResNet18Config, Field(discriminator="kind")]
+class PretrainedConfig(StrictModel):
+    """A pretrained backbone, by its name in `networks/pretrained/catalog.py`."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    backbone: str = "efficientnet-lite0"
+    weights: str | None = None
+    """First 16 hex digits of the sha256 of the weights, so that other weights are another run."""
+    train: Literal["head", "all"] = "head"
+    """`head` trains a linear classifier on features that are computed once; `all` trains the whole network."""
+    weak_views: int = Field(2, ge=1, le=64)
+    """Stored weak views of each image; only for `head`."""
+    strong_views: int = Field(8, ge=1, le=64)
+    """Stored strong views of each image; only for `head`."""
+    freeze_norm: bool = True
+    """Keep the pretrained running statistics of batch norms; only for `all`."""
+    normalize_features: bool = False
+
+
+NetworkConfig = Annotated[WideResNetConfig | ResNet18Config | PretrainedConfig, Field(discriminator="kind")]
 NETWORKS: dict[str, WideResNetConfig | ResNet18Config] = {
     "wrn-28-2": WideResNetConfig(filters=32),
     "wrn-28-8": WideResNetConfig(filters=135),

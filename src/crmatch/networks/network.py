@@ -30,6 +30,23 @@ class Outputs(NamedTuple):
     logits: Tensor
 
 
+BackboneOutputs = Tensor | tuple[Tensor, Tensor]
+"""A feature map (N, D, h, w), or the map and the backbone's own pooled features (N, P)."""
+
+
+def split_outputs(outputs: BackboneOutputs) -> tuple[Tensor, Tensor]:
+    """Points (a) and (b): the feature map, and the pooled features or, if there are none, the mean of the map over pixels."""
+    feature_map, features = (outputs, None) if isinstance(outputs, Tensor) else outputs
+    if feature_map.requires_grad:
+        # Heads that flatten the map return gradients in the other memory layout, which would slow down the backbone.
+        feature_map.register_hook(  # type: ignore[no-untyped-call]
+            lambda gradient: gradient.contiguous(memory_format=torch.channels_last)
+        )
+    if features is None:
+        features = F.avg_pool2d(feature_map, feature_map.shape[2:]).flatten(start_dim=1)
+    return feature_map, features
+
+
 class NetworkShape(NamedTuple):
     """Sizes that heads and running state depend on.
 
@@ -37,16 +54,18 @@ class NetworkShape(NamedTuple):
         feature_map: (D, h, w) of point (a).
         classes: K.
         unlabeled: number of unlabeled images, for state that is kept per image.
+        pooled: width of point (b) if it is not D.
     """
 
     feature_map: tuple[int, int, int]
     classes: int
     unlabeled: int = 0
+    pooled: int | None = None
 
     @property
     def features(self) -> int:
-        """D, the width of point (b)."""
-        return self.feature_map[0]
+        """The width of point (b)."""
+        return self.feature_map[0] if self.pooled is None else self.pooled
 
 
 class Network(nn.Module):
@@ -75,24 +94,23 @@ class Network(nn.Module):
         """Outputs of normalized images (N, C, H, W), in the type of the images."""
         # Evaluation calls `forward` directly and so skips compiled code, which would compile once for each batch size.
         backbone = self._training_pass if self.training else self.backbone.forward
-        feature_map = self.processes.run_data_parallel(backbone, to_channels_last(images))
-        if feature_map.requires_grad:
-            # Heads that flatten the map return gradients in the other memory layout, which would slow down the backbone.
-            feature_map.register_hook(  # type: ignore[no-untyped-call]
-                lambda gradient: gradient.contiguous(memory_format=torch.channels_last)
-            )
-        features = F.avg_pool2d(feature_map, feature_map.shape[2:]).flatten(start_dim=1)
+        outputs = self.processes.run_data_parallel(backbone, to_channels_last(images))
+        feature_map, features = split_outputs(outputs)
         if self.normalize_features:
             features = F.normalize(features, dim=1)
         refines = REFINER in self.heads and not self.training
         return Outputs(feature_map, features, self.classifier(self.head(REFINER, features) if refines else features))
 
-    def _training_pass(self, images: Tensor) -> Tensor:
+    def _training_pass(self, images: Tensor) -> BackboneOutputs:
         """The backbone's training pass, compiled or in half precision if the run asks for it."""
         if self.autocast is None:
-            return cast(Tensor, self.backbone(images))
+            return cast(BackboneOutputs, self.backbone(images))
         with torch.autocast(images.device.type, self.autocast):
-            return cast(Tensor, self.backbone(images)).to(images.dtype)
+            outputs: BackboneOutputs = self.backbone(images)
+        if isinstance(outputs, Tensor):
+            return outputs.to(images.dtype)
+        feature_map, features = outputs
+        return feature_map.to(images.dtype), features.to(images.dtype)
 
     def head(self, name: str, inputs: Tensor) -> Tensor:
         """The head `name` applied to `inputs`."""

@@ -73,7 +73,9 @@ def build_model(content: bytes, config: Mapping[str, Any]) -> Model:
         return {REFINER: AttentionRefiner(shape.features, int(refiner["prototypes"]), int(refiner["heads"]))}
 
     kind = TypeAdapter[Any](NetworkConfig).validate_python(config["network"])
-    network = build_network(kind, channels=channels, image_size=size, classes=len(names), heads=heads)
+    network = build_network(
+        kind, channels=channels, image_size=size, classes=len(names), heads=heads, architecture=config.get("architecture")
+    )
     if checksum(content) != config["checksum"]:
         raise ValueError(f"{MODEL_WEIGHTS} is not the file that {MODEL_CONFIG} belongs to")
     weights = safetensors.torch.load(content)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from crmatch.data.official.catalog import CATALOG
 from crmatch.data.settings import Setting
 from crmatch.errors import RequestError
-from crmatch.networks.config import SLICE_BYTES, ResNet18Config, WideResNetConfig
+from crmatch.networks.config import SLICE_BYTES, PretrainedConfig, ResNet18Config, WideResNetConfig
+from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE, OUT_CHANNELS, efficientnet_lite_blocks
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Activations
 
@@ -82,7 +83,10 @@ def estimate(spec: RunSpec, setting: Setting, activations: Activations = "lean")
 def _activation_bytes(spec: RunSpec, layers: list[Layer], activations: Activations) -> float:
     images = images_per_step(spec) * ACTIVATION_SIZE[spec.precision]
     outputs = [layer.channels * layer.pixels for layer in layers]
-    kind = "resnet18" if isinstance(spec.network, ResNet18Config) else "kept" if activations == "kept" else "lean"
+    if not layers or getattr(spec.network, "train", None) == "head":  # nothing known, or no backward pass
+        return 0.0
+    plain = not isinstance(spec.network, WideResNetConfig)
+    kind = "resnet18" if plain else "kept" if activations == "kept" else "lean"
     per_image = BYTES_PER_OUTPUT[kind] * sum(outputs)
     if activations == "recomputed":
         per_image = min(per_image, RECOMPUTED_BYTES * max(outputs))
@@ -104,8 +108,10 @@ def _seconds_per_image(multiply_adds: float) -> float:
     return seconds * multiply_adds / nearest
 
 
-def network_layers(network: WideResNetConfig | ResNet18Config, channels: int, side: int) -> list[Layer]:
+def network_layers(network: WideResNetConfig | ResNet18Config | PretrainedConfig, channels: int, side: int) -> list[Layer]:
     """Every convolution of the backbone for square images of `side` pixels, without building the network (no torch)."""
+    if isinstance(network, PretrainedConfig):
+        return _efficientnet_layers(network.backbone, side) if network.backbone in EFFICIENTNET_LITE else []
     if isinstance(network, ResNet18Config):
         kernel, width_before, side = 7, 64, math.ceil(side / 2)
         stages = [(64, 2, 2), (128, 2, 2), (256, 2, 2), (512, 2, 2)]  # stride 2 of the first stage: the max-pooling
@@ -121,6 +127,26 @@ def network_layers(network: WideResNetConfig | ResNet18Config, channels: int, si
             layers += [Layer(width_before * width, side**2, width)] if width_before != width else []  # the shortcut
             width_before = width
     return layers
+
+
+def feature_seconds(spec: RunSpec, channels: int, images: int) -> float:
+    """Seconds on two cores for the stored features of `images` pictures; a forward pass is a third of a training step."""
+    assert isinstance(spec.network, PretrainedConfig)
+    layers = network_layers(spec.network, channels, spec.data.image_size)
+    views = 1 + spec.network.weak_views + spec.network.strong_views
+    return images * views * _seconds_per_image(sum(layer.weights * layer.pixels for layer in layers)) / 3
+
+
+def _efficientnet_layers(backbone: str, side: int) -> list[Layer]:
+    side = math.ceil(side / 2)
+    blocks = efficientnet_lite_blocks(EFFICIENTNET_LITE[backbone].size)
+    layers = [Layer(27 * blocks[0].channels, side**2, blocks[0].channels)]
+    for block in blocks:
+        inner = block.channels * block.expansion
+        layers += [Layer(block.channels * inner, side**2, inner)] if block.expansion > 1 else []
+        side = math.ceil(side / block.stride)
+        layers += [Layer(block.kernel**2 * inner, side**2, inner), Layer(inner * block.width, side**2, block.width)]
+    return [*layers, Layer(blocks[-1].width * OUT_CHANNELS, side**2, OUT_CHANNELS)]
 
 
 def duration(seconds: float) -> str:

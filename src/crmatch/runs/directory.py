@@ -17,7 +17,7 @@ from crmatch.atomic_files import read_json, write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.runs.record import RunRecord, parse_record
-from crmatch.spec.recipes import default_recipe, recipe
+from crmatch.spec.recipes import DEFAULT_BACKBONE, FOLLOW_FROM_MINUTES, default_recipe, recipe, unnamed_recipe
 from crmatch.spec.run_spec import RunSpec, differences, parse_spec
 
 LONGEST_VARIANT = 60
@@ -37,20 +37,27 @@ def variant(spec: RunSpec, setting: Setting) -> str:
     Two specs never share a variant. One longer than 60 characters is cut to 40, followed by the hash of the spec with split 1
     and seed 0, so that all splits and seeds of a variant share one folder.
     """
-    parts = [] if spec.recipe == default_recipe(setting) else [spec.recipe]
+    parts = [] if spec.recipe == unnamed_recipe(setting) else [spec.recipe]
+    backbone = getattr(spec.network, "backbone", DEFAULT_BACKBONE)
+    parts += [re.sub(r"[^\w.-]+", "_", backbone)] if backbone != DEFAULT_BACKBONE else []
     parts += [f"labels={spec.data.labels_checksum}"] if spec.data.labels_checksum else []
     changed = changed_keys(spec, setting)
     parts += [f"{key}={value}".replace(" ", "").replace("/", "_") for key, value in changed.items()]
     whole = ",".join(parts)
     if len(whole) <= LONGEST_VARIANT:
         return whole
-    return f"{whole[:40]}-{spec.model_copy(update={'split': 1, 'seed': 0}).hash}"
+    same: dict[str, Any] = {"split": 1, "seed": 0}
+    if spec.plan.minutes is not None:  # its steps are chosen later
+        same["plan"] = spec.plan.model_copy(update=dict.fromkeys(FOLLOW_FROM_MINUTES, 1))
+    return f"{whole[:40]}-{spec.model_copy(update=same).hash}"
 
 
 def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     """Every key, in order, whose value is not that of the spec's recipe."""
-    base = recipe(setting, spec.method.name, spec.recipe)
-    named = ("split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum")
+    base = recipe(setting, spec.method.name, spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
+    named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum"]
+    if spec.plan.minutes is not None:  # what follows from them
+        named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]
     return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
 
 
@@ -60,11 +67,14 @@ def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
     words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
     words += ["--method", spec.method.name] if spec.method.name != "crmatch" else []
     words += ["--recipe", spec.recipe] if spec.recipe != default_recipe(setting) else []
+    backbone = getattr(spec.network, "backbone", DEFAULT_BACKBONE)
+    words += ["--backbone", backbone] if backbone != DEFAULT_BACKBONE else []
     words += ["--split", str(spec.split)] if spec.split != 1 else []
     words += ["--seed", str(spec.seed)] if spec.seed else []
     for key, value in changed_keys(spec, setting).items():
         text = value if isinstance(value, str) else json.dumps(value)
-        words += ["--steps", text] if key == "plan.steps" and value else ["--set", f"{key}={text}"]
+        option = {"plan.steps": "--steps", "plan.minutes": "--minutes"}.get(key)
+        words += [option, text] if option and value else ["--set", f"{key}={text}"]
     return shlex.join([*words, *options])
 
 

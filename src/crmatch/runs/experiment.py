@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from torch import Tensor
 import crmatch
 from crmatch.atomic_files import checksum
 from crmatch.augment.batches import BatchMaker, Normalizer, build_policy
+from crmatch.augment.feature_batches import FeatureBatches
 from crmatch.augment.views import Batch
 from crmatch.augment.weak import WeakAugmentation
 from crmatch.data.folder.load import load_folder
@@ -35,6 +36,9 @@ class Progress(Protocol):
 
     def start(self, done: int, total: int) -> None:
         """Training starts, or resumes after `done` of `total` steps."""
+
+    def features(self, done: int, total: int) -> None:
+        """The features of `done` of `total` views are computed; only for a frozen backbone, before training starts."""
 
     def advance(self, done: int) -> None:
         """`done` steps are completed."""
@@ -66,8 +70,12 @@ def weak_augmentation(spec: RunSpec) -> WeakAugmentation:
 class Experiment:
     """A spec with its data on a device, ready to train."""
 
-    def __init__(self, spec: RunSpec, data: DataSet, split: Split, runtime: Runtime) -> None:
+    def __init__(
+        self, spec: RunSpec, data: DataSet, split: Split, runtime: Runtime, initial: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """`initial` are weights of backbone and classifier to start from, instead of random or pretrained ones."""
         self.spec, self.data, self.split, self.runtime = spec, data, split, runtime
+        self._initial = initial
         channels = data.train.images.shape[1]
         # One value serves all channels.
         self.mean, self.std = (
@@ -85,12 +93,18 @@ class Experiment:
     def training(self) -> Training:
         """The run before its first step."""
         spec, train_set, unlabeled = self.spec, self.data.train, len(self.split.unlabeled)
-        shape = {"channels": train_set.images.shape[1], "image_size": spec.data.image_size, "classes": train_set.classes}
+        shape: dict[str, Any] = {
+            "channels": train_set.images.shape[1],
+            "image_size": spec.data.image_size,
+            "classes": train_set.classes,
+        }
         network = build_network(spec.network, **shape, unlabeled=unlabeled, heads=spec.method.heads, seed=spec.seed)
+        if self._initial is not None:
+            network.load_state_dict(self._initial, strict=False)  # heads that only training has keep their own weights
         epoch = spec.plan.steps_per_epoch(unlabeled)
         return Training(spec.method, network, self._batches(), spec.plan, self._total_steps, epoch, self.runtime, spec.seed)
 
-    def _batches(self) -> BatchMaker:
+    def _batches(self) -> BatchMaker | FeatureBatches:
         spec, device, plan, strong = self.spec, self.runtime.device, self.spec.plan, self.spec.augmentation
         labeled, unlabeled, extra = plan.labeled_batch_size, plan.unlabeled_batch_size, spec.method.extra_batch_size
         return BatchMaker(
@@ -141,14 +155,19 @@ class Experiment:
         """The model whose error the method reports."""
         return models.teacher if self.spec.method.evaluated == "ema" else models.student
 
+    def deployed_network(self, models: Models) -> Network:
+        """The network that predicts images."""
+        return self.evaluated(models)
+
     def deployed(self, models: Models, error: float | None = None) -> tuple[bytes, dict[str, Any]]:
         """What prediction needs: the contents of `model.safetensors` and of `config.json`."""
         spec, train_set, test = self.spec, self.data.train, self.data.test
-        network = self.evaluated(models)
+        network = self.deployed_network(models)
         weights = safetensors.torch.save(network.deployed_state())
         config = {
             "format": 1,
             "network": spec.network.model_dump(mode="json"),
+            "architecture": getattr(network.backbone, "architecture", None),
             "refiner": network.refiner_description(),
             "channels": train_set.images.shape[1],
             "image_size": spec.data.image_size,

@@ -7,14 +7,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
+import safetensors.torch
 import torch
 
 import crmatch
 from crmatch.atomic_files import remove_leftovers, write_file, write_json
 from crmatch.augment.ctaugment import CTAugment
-from crmatch.data.splits import describe_split, keep_split
+from crmatch.data.images import DataSet
+from crmatch.data.splits import Split, describe_split, keep_split
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from crmatch.errors import DataError, DivergedError, StoppedError
+from crmatch.networks.config import PretrainedConfig
 from crmatch.runs.cost import check_memory, free_bytes
 from crmatch.runs.directory import CurveFile, RunDirectory, run_directory
 from crmatch.runs.experiment import Experiment, Progress, load_run_data
@@ -22,11 +25,12 @@ from crmatch.runs.model_card import model_card
 from crmatch.runs.record import Errors, RunRecord
 from crmatch.runs.resume import checkpoint_values, finished_record, locate_divergence, restore
 from crmatch.runs.workspace import Workspace
+from crmatch.spec.recipes import head_of
 from crmatch.spec.run_spec import NUMERICS, RunSpec
 from crmatch.training.checkpoint import Checkpoint, save_checkpoint
 from crmatch.training.execution import Execution
 from crmatch.training.loop import LogLine, Training, train
-from crmatch.training.runtime import choose_runtime, describe_machine
+from crmatch.training.runtime import Runtime, choose_runtime, describe_machine
 
 
 def run(
@@ -61,13 +65,37 @@ def run(
     data, split = processes.main_first(lambda: load_run_data(spec, setting, workspace.data_dir))
     free = free_bytes() if runtime.device.type == "cpu" else torch.cuda.mem_get_info(runtime.device)[0]
     check_memory(spec, setting, free, runtime.activations)
-    experiment = Experiment(spec, data, split, runtime)
+    experiment = make_experiment(spec, data, split, runtime, workspace, execution, progress, stop)
     with directory.locked() if processes.is_main else nullcontext():
         # Another command may have finished the run while this one loaded its data.
         finished = finished_record(directory, spec, resume) if processes.is_main else None
         if processes.any(finished is not None) and (finished := directory.read_record()) is not None:
             return finished
         return _train(experiment, directory, progress, stop)
+
+
+def make_experiment(
+    spec: RunSpec,
+    data: DataSet,
+    split: Split,
+    runtime: Runtime,
+    workspace: Workspace,
+    execution: Execution,
+    progress: Progress | None,
+    stop: Callable[[], bool],
+) -> Experiment:
+    """The experiment of a spec. A pretrained backbone is frozen (`head`), or starts from the head that is trained first."""
+    if not isinstance(spec.network, PretrainedConfig):
+        return Experiment(spec, data, split, runtime)
+    if spec.network.train == "head":
+        from crmatch.runs.features import HeadExperiment
+
+        report = progress.features if progress else None
+        return runtime.processes.main_first(lambda: HeadExperiment(spec, data, split, runtime, workspace.features, report))
+    head = head_of(spec, workspace.setting_of(spec))
+    run(head, workspace, execution, progress=progress, stop=stop, processes=runtime.processes)
+    initial = safetensors.torch.load_file(workspace.run_directory(head).model)
+    return Experiment(spec, data, split, runtime, initial)
 
 
 def _train(experiment: Experiment, directory: RunDirectory, progress: Progress | None, stop: Callable[[], bool]) -> RunRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,11 @@ class Workspace:
         from crmatch.runs.experiment import load_run_data
 
         return load_run_data(spec, self.setting_of(spec), self.data_dir)
+
+    @property
+    def features(self) -> Path:
+        """Where features of frozen backbones are kept: in the data directory, or in the default one if that is read-only."""
+        return (self.data_dir if os.access(self.data_dir, os.W_OK) else default_data_dir()) / "features"
 
     def options(self) -> list[str]:
         """The command-line options that ask for this workspace."""

