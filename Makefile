@@ -17,13 +17,13 @@ demo: $(INSTALLED)
 	$(BIN)/crmatch train digits@4 --baseline
 	$(BIN)/crmatch report runs/digits@4/crmatch/split1-seed0 --out report.html
 
-# Rewrite the tables in docs/ from the committed records, without training.
 # Your own pictures, on photos that come with installed packages: a pretrained backbone, a folder, 9 labels.
 demo-photos: .venv/installed-dev-onnx-pretrained
 	$(BIN)/python examples/demo_photos.py demo-photos
 	$(BIN)/crmatch train demo-photos
 	$(BIN)/crmatch suggest runs/demo-photos/crmatch-head/split1-seed0 -n 5
 
+# Rewrite the tables in docs/ from the committed records, without training.
 results: $(INSTALLED)
 	$(BIN)/python benchmarks/accuracy.py digits small --from-records
 	$(BIN)/python benchmarks/results.py

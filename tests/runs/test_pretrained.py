@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import safetensors.torch
 import torch
 
 from conftest import Outcome
+from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError, StoppedError
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.networks.pretrained.weights import installed_file
@@ -21,7 +24,7 @@ from crmatch.runs.features import FeatureStore, HeadExperiment
 from crmatch.runs.run import make_experiment, run
 from crmatch.runs.timing import fit_steps
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.recipes import head_of, recipe
+from crmatch.spec.recipes import default_recipe, head_of, recipe
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
@@ -215,13 +218,50 @@ def test_evidence_is_gathered_on_labels_that_were_not_trained_on(workspace: Work
     spec = spec_of(workspace)
     experiment = head_experiment(workspace, spec)
     found = gather_evidence(experiment, spec_of(workspace, method="supervised"), spec)
+    assert found is not None
     assert found.labels == len(experiment.split.labeled)
     assert max(found.supervised, found.semi_supervised) <= 34
     shuffled = experiment.data.train.labels.clone()
     shuffled[experiment.split.labeled] = shuffled[experiment.split.labeled].roll(2)
     object.__setattr__(experiment.data.train, "labels", shuffled)
     wrong = gather_evidence(experiment, spec_of(workspace, method="supervised"), spec)
+    assert wrong is not None
     assert wrong.supervised > 34  # labels that follow no rule cannot be predicted
+
+
+def test_without_a_label_to_hold_out_there_is_no_evidence(workspace: Workspace) -> None:
+    spec = replace(recipe(workspace.setting("stripes@1"), "crmatch", "head"), **SHORT_HEAD)
+    assert gather_evidence(head_experiment(workspace, spec), spec, spec) is None
+
+
+def test_two_classes_at_chance_are_features_that_do_not_fit() -> None:
+    assert not Evidence(48, 50, 40, 2).features_fit
+    assert Evidence(20, 30, 40, 2).features_fit
+
+
+def test_a_head_trains_in_double_precision_too(workspace: Workspace) -> None:
+    assert run(spec_of(workspace, precision="fp64"), workspace).error == run(spec_of(workspace), workspace).error
+
+
+@pytest.mark.parametrize("changes", [{"augmentation.policy": "ctaugment"}, {"method.rotation_weight": 1.0}])
+def test_what_a_frozen_backbone_cannot_do_is_refused(workspace: Workspace, changes: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"frozen.*\nUse "):
+        head_experiment(workspace, spec_of(workspace, **changes))
+
+
+@pytest.mark.parametrize(("method", "name"), [("crmatch", "head"), ("mixmatch", "quick")])
+def test_a_folder_starts_from_a_backbone_if_its_method_can(workspace: Workspace, method: str, name: str) -> None:
+    folder = workspace.setting("stripes@4")._replace(folder=Path("photos"))
+    assert default_recipe(folder, method) == name
+
+
+def test_keys_that_came_later_rename_no_run() -> None:
+    """The hash that ends long names is that of the spec as it was before `plan.minutes` and `plan.backbone_rate`."""
+    spec = recipe(parse_setting("digits@4"))
+    values = spec.to_json()
+    del values["plan"]["minutes"], values["plan"]["backbone_rate"]
+    assert spec.hash == hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
+    assert replace(spec, **{"plan.minutes": 1}).hash != spec.hash
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ class FeatureBatches:
     batch_sizes: Mapping[Source, int]
     policy: Policy
     seed: int
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
 
     def batch(self, step: int) -> Batch:
         """The batch of `step`."""
@@ -59,7 +61,7 @@ class FeatureBatches:
             for view in self.views
         }
         labels = self.labels[rows["labeled"]] if "labeled" in rows else self.labels[:0]
-        return Batch(labels, views, positions["unlabeled"])
+        return Batch(labels.to(self.device), views, positions["unlabeled"].to(self.device))
 
     def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
         """Nothing: stored views were drawn before any prediction, so no policy learns."""
@@ -82,4 +84,4 @@ class FeatureBatches:
         for number, view in enumerate(bank):
             here = chosen == number
             features[here] = torch.from_numpy(view[rows[here].numpy()]).float()
-        return features[:, :, None, None]
+        return features.to(self.device, self.dtype)[:, :, None, None]

@@ -84,7 +84,13 @@ class Display(AbstractContextManager["Display"]):
         self._began = 0.0
 
     def __exit__(self, *exception: object) -> None:
+        self._end_features()
         self._bar.stop()
+
+    def _end_features(self) -> None:
+        if self._features is not None:
+            self._features.stop()
+            self._features = None
 
     def features(self, done: int, total: int) -> None:
         """Show how many features of a frozen backbone are computed."""
@@ -95,8 +101,7 @@ class Display(AbstractContextManager["Display"]):
 
     def start(self, done: int, total: int) -> None:
         """Say what is trained, and begin the bar."""
-        if self._features is not None:
-            self._features.__exit__()
+        self._end_features()
         self._first, self._total = done, total
         spec = self._spec
         run = f"{METHODS[spec.method.name].title} on {spec.setting}, recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"

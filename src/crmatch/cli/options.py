@@ -23,7 +23,10 @@ LabelsOption = Annotated[
 ]
 MethodOption = Annotated[str, typer.Option("--method", "-m", help="Method; crmatch show methods lists them.")]
 RecipeOption = Annotated[
-    str | None, typer.Option("--recipe", help="paper, usb, original or quick (default: paper for its data sets, else quick).")
+    str | None,
+    typer.Option(
+        "--recipe", help="paper, usb, original, quick, head or tune (default: paper for its data sets, else quick or head)."
+    ),
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="Where runs are kept.")]
 DataDirOption = Annotated[

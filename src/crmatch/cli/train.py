@@ -68,7 +68,7 @@ def train(
     changes = options.read_changes(config, set_, {**named, "split": split, "seed": seed})
     started = time.monotonic()
     workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
-    recipe = _choose_recipe(workspace.setting(setting, labels), recipe, backbone, minutes)
+    recipe = _choose_recipe(workspace.setting(setting, labels), method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
     specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
     if baseline is None:
@@ -84,21 +84,26 @@ def train(
     from crmatch.runs.run import run
 
     records: dict[int, RunRecord] = {}
+    evidence: Evidence | None = None
     pretrained = recipe in ("head", "tune")
     stop, processes = stop_request(), join()
     # With a frozen backbone the baseline takes seconds, and its features say whether unlabeled images help: it comes first.
     for number in reversed(range(len(specs))) if pretrained else range(len(specs)):
         with ExitStack() as stack:
             progress: Progress = stack.enter_context(Display(specs[number], quiet=json_ or not is_main_process()))
-            if pretrained and number == 0 and len(specs) > 1:
+            if pretrained and number == 0 and len(specs) > 1 and processes.count == 1:
                 evidence = _gather_evidence(specs, workspace, execution, progress)
-                if not json_ and is_main_process():
+                if evidence and not json_:
                     typer.echo("\n".join(evidence.lines()), err=True)
-                if recipe == "tune" and not evidence.unlabeled_help:
+                if recipe == "tune" and evidence and not evidence.unlabeled_help:
                     changes = {key: value for key, value in changes.items() if not key.startswith("method")}
                     specs[0] = options.make_spec(setting, "supervised", recipe, data_dir, changes, labels, backbone)
             if minutes and (number == 0 or not pretrained):
-                specs[number] = _fit_into(minutes, started, specs[number], workspace, execution, progress)
+                if processes.count > 1:
+                    raise RequestError("--minutes works with one process only.\nUse --steps, or train without torchrun.")
+                share = 60 * minutes - (time.monotonic() - started)
+                share /= 1 if pretrained else len(specs) - number  # the runs share the time
+                specs[number] = _fit_into(minutes, share, specs[number], workspace, execution, progress)
             if tensorboard and is_main_process():
                 from crmatch.cli.tensorboard import EventFile
 
@@ -114,9 +119,12 @@ def train(
             {"run": str(path), "error": record.error, **record.model_dump(mode="json")}
             for record, path in zip(ordered, paths, strict=True)
         ]
-        typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None}))
+        found = evidence._asdict() if evidence else None
+        typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None, "evidence": found}))
     else:
         print_records(ordered, paths)
+        if evidence and recipe == "head":
+            typer.echo(f"By cross-validation the better model is {paths[0 if evidence.unlabeled_help else 1]}")
 
 
 def evaluate(run: options.RunArgument, data_dir: options.DataDirOption = None, json_: options.JsonOption = False) -> None:
@@ -134,21 +142,25 @@ def evaluate(run: options.RunArgument, data_dir: options.DataDirOption = None, j
         print_evaluation(run, finished.record, quality, len(test))
 
 
-def _choose_recipe(setting: Setting, recipe: str | None, backbone: str | None, minutes: float | None) -> str:
+def _choose_recipe(setting: Setting, method: str, recipe: str | None, backbone: str | None, minutes: float | None) -> str:
     """The recipe that was asked for, or the one that fits: with a pretrained backbone `head`, or `tune` if there is time."""
     from crmatch.spec.recipes import default_recipe, unnamed_recipe
 
+    if recipe in ("head", "tune") and backbone == "none":
+        raise RequestError(
+            f"recipe {recipe} needs a pretrained network, and --backbone none was given.\nLeave out one of the two."
+        )
     if recipe is None and backbone == "none":
         recipe = unnamed_recipe(setting)
     if recipe is None:
-        recipe = "head" if backbone else default_recipe(setting)
+        recipe = "head" if backbone else default_recipe(setting, method)
         recipe = "tune" if recipe == "head" and minutes else recipe
     if backbone not in (None, "none") and recipe not in ("head", "tune"):
         raise RequestError(f"--backbone {backbone} needs recipe head or tune, not {recipe}.\nLeave out one of the two.")
     return recipe
 
 
-def _gather_evidence(specs: list[RunSpec], workspace: Workspace, execution: Execution, progress: Progress) -> Evidence:
+def _gather_evidence(specs: list[RunSpec], workspace: Workspace, execution: Execution, progress: Progress) -> Evidence | None:
     """Compare the heads with and without unlabeled images by cross-validation over the labels."""
     from crmatch.runs.cross_validation import gather_evidence
     from crmatch.runs.features import HeadExperiment
@@ -163,9 +175,9 @@ def _gather_evidence(specs: list[RunSpec], workspace: Workspace, execution: Exec
 
 
 def _fit_into(
-    minutes: float, started: float, spec: RunSpec, workspace: Workspace, execution: Execution, progress: Progress
+    minutes: float, seconds: float, spec: RunSpec, workspace: Workspace, execution: Execution, progress: Progress
 ) -> RunSpec:
-    """`spec` with as many steps as fit into the time that is left; a run that was started before keeps its number."""
+    """`spec` with as many steps as fit into `seconds`; a run that was started before keeps its number."""
     from crmatch.runs.run import make_experiment
     from crmatch.runs.timing import fit_steps
     from crmatch.spec.run_spec import replace
@@ -176,7 +188,7 @@ def _fit_into(
         return begun
     runtime = choose_runtime(execution, spec.precision)
     experiment = make_experiment(spec, *workspace.load(spec), runtime, workspace, execution, progress, stop_request())
-    return fit_steps(experiment, 60 * minutes - (time.monotonic() - started))
+    return fit_steps(experiment, seconds)
 
 
 def is_main_process() -> bool:

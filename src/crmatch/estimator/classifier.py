@@ -178,6 +178,10 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if "rotation_weight" in method_class(self.method).model_fields:
                 changes["method.rotation_weight"] = 0
         given = {key: value for key, value in changes.items() if value is not None}
+        if self.backbone and self.recipe not in (None, "head", "tune"):
+            raise RequestError(
+                f"recipe {self.recipe} trains from scratch, but a backbone was given.\nUse head or tune, or no backbone."
+            )
         name = self.recipe or ("head" if self.backbone else "quick")
         spec = make_recipe(setting, self.method, name, self.backbone or DEFAULT_BACKBONE)
         return replace(spec, **{**given, **(self.options or {})})

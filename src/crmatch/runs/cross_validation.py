@@ -40,9 +40,9 @@ class Evidence(NamedTuple):
 
     @property
     def features_fit(self) -> bool:
-        """Whether the better classifier is clearly better than chance: right four times as often, or in half of the cases."""
-        right = 100 - min(self.supervised, self.semi_supervised)
-        return right >= min(50, 4 * 100 / self.classes)
+        """Whether the better classifier is clearly better than chance: right four times as often, or halfway to always."""
+        right, chance = 1 - min(self.supervised, self.semi_supervised) / 100, 1 / self.classes
+        return right >= min(4 * chance, (1 + chance) / 2)
 
     def lines(self) -> list[str]:
         """What the unlabeled images bring, and a warning if the features do not fit."""
@@ -57,21 +57,26 @@ class Evidence(NamedTuple):
         return lines
 
 
-def gather_evidence(experiment: HeadExperiment, supervised: RunSpec, semi_supervised: RunSpec) -> Evidence:
-    """Train both specs on three quarters of the labels, four times, and count errors on the other quarter."""
+def gather_evidence(experiment: HeadExperiment, supervised: RunSpec, semi_supervised: RunSpec) -> Evidence | None:
+    """Train both specs on three quarters of the labels, four times, and count errors on the other quarter.
+
+    None if every class has a single label, so that none can be held out.
+    """
+    if not _folds_of(experiment):
+        return None
     return Evidence(
         supervised=_held_out_error(experiment, supervised),
         semi_supervised=_held_out_error(experiment, semi_supervised),
-        labels=len(experiment.split.labeled),
+        labels=sum(int(mask.sum()) for mask in _folds_of(experiment)),
         classes=experiment.data.train.classes,
     )
 
 
 def _held_out_error(experiment: HeadExperiment, spec: RunSpec) -> float:
     labels = experiment.data.train.labels
-    short = replace(spec, **{"plan.steps": STEPS, "plan.evaluate_every": STEPS})
-    wrong = 0
-    for held_out in folds(labels[experiment.split.labeled], spec.seed):
+    short = replace(spec, **{"plan.steps": STEPS, "plan.unlabeled_epochs": None, "plan.evaluate_every": STEPS})
+    wrong = held = 0
+    for held_out in _folds_of(experiment):
         rows = experiment.split.labeled[held_out]
         labeled = experiment.split.labeled[~held_out]
         # Held-out images are unlabeled images in training, as they would be if nobody had labeled them.
@@ -79,8 +84,12 @@ def _held_out_error(experiment: HeadExperiment, spec: RunSpec) -> float:
         training = fold.training()
         train(training, Observers())
         predicted = fold.predict(fold.evaluated(training.models), rows)
-        wrong += int((predicted != labels[rows]).sum())
-    return 100 * wrong / len(experiment.split.labeled)
+        wrong, held = wrong + int((predicted != labels[rows]).sum()), held + len(rows)
+    return 100 * wrong / held
+
+
+def _folds_of(experiment: HeadExperiment) -> list[Tensor]:
+    return folds(experiment.data.train.labels[experiment.split.labeled], experiment.spec.seed)
 
 
 def folds(labels: Tensor, seed: int) -> list[Tensor]:

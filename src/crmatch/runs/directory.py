@@ -48,7 +48,7 @@ def variant(spec: RunSpec, setting: Setting) -> str:
         return whole
     same: dict[str, Any] = {"split": 1, "seed": 0}
     if spec.plan.minutes is not None:  # its steps are chosen later
-        same["plan"] = spec.plan.model_copy(update=dict.fromkeys(FOLLOW_FROM_MINUTES, 1))
+        same["plan"] = spec.plan.model_copy(update={**dict.fromkeys(FOLLOW_FROM_MINUTES, 1), "unlabeled_epochs": None})
     return f"{whole[:40]}-{spec.model_copy(update=same).hash}"
 
 
@@ -66,7 +66,7 @@ def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
     words = ["crmatch", "train", spec.data.folder or spec.setting]
     words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
     words += ["--method", spec.method.name] if spec.method.name != "crmatch" else []
-    words += ["--recipe", spec.recipe] if spec.recipe != default_recipe(setting) else []
+    words += ["--recipe", spec.recipe] if spec.recipe != default_recipe(setting, spec.method.name) else []
     backbone = getattr(spec.network, "backbone", DEFAULT_BACKBONE)
     words += ["--backbone", backbone] if backbone != DEFAULT_BACKBONE else []
     words += ["--split", str(spec.split)] if spec.split != 1 else []

@@ -11,21 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from crmatch.atomic_files import write_file
-from crmatch.augment.batches import build_policy
+from crmatch.augment.batches import Normalizer, build_policy
 from crmatch.augment.feature_batches import FeatureBank, FeatureBatches
 from crmatch.augment.weak import weak_views
 from crmatch.data.images import DataSet
 from crmatch.data.settings import GENERIC, Setting
 from crmatch.data.splits import Split
+from crmatch.errors import RequestError
 from crmatch.evaluation import Quality, measure
 from crmatch.methods.base import Models
 from crmatch.networks.build import assemble
 from crmatch.networks.config import PretrainedConfig
 from crmatch.networks.network import Network
 from crmatch.networks.pretrained.backbone import FeatureInput, PretrainedBackbone
+from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.networks.pretrained.inference import PooledFeatures, feature_function
 from crmatch.networks.pretrained.load import load_body
 from crmatch.randomness import generator
@@ -76,12 +79,12 @@ class FeatureStore:
         return [view for view in views if not self._path(view).is_file()]
 
     def compute(
-        self, view: str, features: PooledFeatures, normalize: Callable[[Tensor], Tensor], advance: Callable[[int], None]
+        self, view: str, features: PooledFeatures, normalize: Normalizer, device: torch.device, advance: Callable[[int], None]
     ) -> None:
         """Compute and store one view of all images."""
         blocks = []
         for number, images in enumerate(torch.split(self._images, BLOCK)):
-            blocks.append(features(normalize(self._augmented(view, images, number))).cpu().half())
+            blocks.append(features(normalize(self._augmented(view, images, number).to(device))).cpu().half())
             advance(len(images))
         content = io.BytesIO()
         np.save(content, torch.cat(blocks).numpy())
@@ -126,6 +129,12 @@ class HeadExperiment(Experiment):
         super().__init__(spec, data, split, runtime)
         assert isinstance(spec.network, PretrainedConfig)
         self._config = spec.network
+        if spec.augmentation.policy != "randaugment":
+            raise RequestError("CTAugment learns while the network trains, and here it is frozen.\nUse --policy randaugment.")
+        if spec.method.extra_images(1, 1):
+            raise RequestError(
+                "the rotation term trains the network, which is frozen here.\nUse method.rotation_weight=0, or --recipe tune."
+            )
         views = view_names(spec.network)
         train, test = FeatureStore(spec, data.train.images, folder), None
         work = [(train, view, len(data.train)) for view in train.missing(views)]
@@ -138,7 +147,11 @@ class HeadExperiment(Experiment):
             kind: [bank for view, bank in banks.items() if view.startswith(kind)] for kind in ("none", "weak", "strong")
         }
         self.center = torch.from_numpy(self.banks["none"][0].astype(np.float32).mean(axis=0))
-        self._test_features = torch.from_numpy(test.read(["none"])[0].astype(np.float32)) if test else None
+        self._test_features = self._as_input(test.read(["none"])[0]) if test else None
+
+    def _as_input(self, features: NDArray[np.float16]) -> Tensor:
+        """Stored features as the input of a head: (N, P, 1, 1)."""
+        return torch.from_numpy(features.astype(np.float32)).to(self.runtime.device, self.runtime.dtype)[:, :, None, None]
 
     def with_split(self, spec: RunSpec, split: Split) -> HeadExperiment:
         """The same features with other labels and another spec; nothing is measured on the test set."""
@@ -150,9 +163,8 @@ class HeadExperiment(Experiment):
     @torch.inference_mode()
     def predict(self, network: Network, rows: Tensor) -> Tensor:
         """Classes (N,) that the trained head predicts for training images, from their unaugmented views."""
-        features = torch.from_numpy(self.banks["none"][0][rows.numpy()].astype(np.float32))
-        predicted: Tensor = network.eval()(features[:, :, None, None]).logits.argmax(dim=1)
-        return predicted
+        predicted: Tensor = network.eval()(self._as_input(self.banks["none"][0][rows.numpy()])).logits.argmax(dim=1)
+        return predicted.cpu()
 
     def _compute(self, work: list[tuple[FeatureStore, str, int]], progress: FeatureProgress | None) -> None:
         if not work:
@@ -166,9 +178,11 @@ class HeadExperiment(Experiment):
                 progress(done, total)
 
         body = load_body(self._config.backbone).module
-        features = feature_function(body, self.spec.data.image_size, self.runtime.device)
+        by_onnx = self._config.backbone in EFFICIENTNET_LITE  # other networks may have no ONNX export
+        features = feature_function(body, self.spec.data.image_size, self.runtime.device, by_onnx)
+        normalizer = Normalizer(self.mean, self.std, torch.float32, self.runtime.device)  # whatever the head's precision is
         for store, view, _ in work:
-            store.compute(view, features, self.normalizer, advance)
+            store.compute(view, features, normalizer, self.runtime.device, advance)
 
     def training(self) -> Training:
         """The training of the classifier, before its first step."""
@@ -193,6 +207,8 @@ class HeadExperiment(Experiment):
             labels=self.data.train.labels,
             labeled=self.split.labeled,
             unlabeled=self.split.unlabeled,
+            device=self.runtime.device,
+            dtype=self.runtime.dtype,
             views=self.spec.method.views,
             batch_sizes={"labeled": plan.labeled_batch_size, "unlabeled": plan.unlabeled_batch_size, "extra": 0},
             policy=build_policy("randaugment", chosen.variant, chosen.cutout, chosen.geometry),
@@ -206,9 +222,9 @@ class HeadExperiment(Experiment):
             return None
         was_training = network.training
         network.eval()
-        probabilities = network(self._test_features[:, :, None, None]).logits.softmax(dim=1)
+        probabilities = network(self._test_features).logits.softmax(dim=1)
         network.train(was_training)
-        return measure(probabilities, self.data.test.labels)
+        return measure(probabilities.cpu(), self.data.test.labels)
 
     def deployed_network(self, models: Models) -> Network:
         """The pretrained backbone with the trained classifier."""

@@ -93,8 +93,13 @@ def make_experiment(
         report = progress.features if progress else None
         return runtime.processes.main_first(lambda: HeadExperiment(spec, data, split, runtime, workspace.features, report))
     head = head_of(spec, workspace.setting_of(spec))
-    run(head, workspace, execution, progress=progress, stop=stop, processes=runtime.processes)
-    initial = safetensors.torch.load_file(workspace.run_directory(head).model)
+    if (
+        progress and not workspace.run_directory(head).record.exists()
+    ):  # its features are worth a progress bar, its steps are not
+        make_experiment(head, data, split, runtime, workspace, execution, progress, stop)
+    run(head, workspace, execution, stop=stop, processes=runtime.processes)
+    # The others wait until rank 0 has written the head's model.
+    initial = runtime.processes.main_first(lambda: safetensors.torch.load_file(workspace.run_directory(head).model))
     return Experiment(spec, data, split, runtime, initial)
 
 

@@ -39,9 +39,10 @@ def unnamed_recipe(setting: Setting) -> str:
     return "paper" if setting.is_benchmark else "quick"
 
 
-def default_recipe(setting: Setting) -> str:
-    """`head` for a folder of pictures if the default backbone is installed, otherwise as `unnamed_recipe`."""
-    return "head" if setting.folder and backbone_is_installed() else unnamed_recipe(setting)
+def default_recipe(setting: Setting, method: str = "crmatch") -> str:
+    """`head` for a folder of pictures if the default backbone is installed and fits the method, else as `unnamed_recipe`."""
+    fits = method not in METHODS or method_class(method).works_on_features
+    return "head" if setting.folder and backbone_is_installed() and fits else unnamed_recipe(setting)
 
 
 def backbone_is_installed() -> bool:
@@ -51,7 +52,7 @@ def backbone_is_installed() -> bool:
 
 def recipe(setting: Setting, method: str = "crmatch", name: str | None = None, backbone: str = DEFAULT_BACKBONE) -> RunSpec:
     """The spec of split 1, seed 0 for a method on a setting by a named recipe; `backbone` is for `head` and `tune`."""
-    name = name or default_recipe(setting)
+    name = name or default_recipe(setting, method)
     if method not in METHODS:
         raise unknown_name_error("method", method, METHODS)
     if name in PRETRAINED_RECIPES:
@@ -127,7 +128,8 @@ def _pretrained(setting: Setting, method: str, name: str, backbone: str) -> RunS
 
     if name == "head" and not method_class(method).works_on_features:
         known = ", ".join(other for other in METHODS if method_class(other).works_on_features)
-        raise RequestError(f"recipe head has weak and strong views only, and {method} needs more.\nUse one of {known}.")
+        found = f"recipe head has weak and strong views only, and {method} needs more"
+        raise RequestError(f"{found}.\nUse one of {known}; or --recipe tune, or --backbone none.")
     expected = describe_input(backbone)
     # Smaller pictures are enlarged to 96 pixels: pretrained networks recognize little below that.
     size = min(max(setting.image_size, 96), expected.image_size) // expected.multiple_of * expected.multiple_of
@@ -161,8 +163,15 @@ def head_of(spec: RunSpec, setting: Setting) -> RunSpec:
     """The spec of the head that a run of recipe `tune` starts from."""
     assert isinstance(spec.network, PretrainedConfig)
     method = spec.method.name if type(spec.method).works_on_features else "fixmatch"
-    shared = {"data": spec.data.model_dump(mode="json"), "augmentation": spec.augmentation.model_dump(mode="json")}
-    return replace(recipe(setting, method, "head", spec.network.backbone), split=spec.split, seed=spec.seed, **shared)
+    shared = {name: getattr(spec, name).model_dump(mode="json") for name in ("data", "augmentation", "network")}
+    shared["network"]["train"] = "head"
+    return replace(
+        recipe(setting, method, "head", spec.network.backbone),
+        split=spec.split,
+        seed=spec.seed,
+        precision=spec.precision,
+        **shared,
+    )
 
 
 PRETRAINED_RECIPES = ("head", "tune")

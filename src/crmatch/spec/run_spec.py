@@ -85,8 +85,11 @@ class RunSpec(StrictModel):
 
     @property
     def hash(self) -> str:
-        """8 hex digits that identify the spec."""
-        return hashlib.blake2b(json.dumps(self.to_json(), sort_keys=True).encode(), digest_size=4).hexdigest()
+        """8 hex digits that identify the spec. Keys that came later are left out at their defaults: names of runs stay."""
+        values = self.to_json()
+        later = {"minutes": None, "backbone_rate": 1.0}
+        values["plan"] = {key: value for key, value in values["plan"].items() if key not in later or value != later[key]}
+        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def parse_spec(values: Mapping[str, Any]) -> RunSpec:

@@ -16,10 +16,10 @@ PooledFeatures = Callable[[Tensor], Tensor]
 """Normalized images (N, 3 or 1, H, W) -> pooled features (N, P)."""
 
 
-def feature_function(body: nn.Module, image_size: int, device: torch.device) -> PooledFeatures:
-    """The fastest way to compute pooled features of `body` on `device`."""
+def feature_function(body: nn.Module, image_size: int, device: torch.device, by_onnx: bool = True) -> PooledFeatures:
+    """The fastest way to compute pooled features of `body` on `device`; `by_onnx` allows onnxruntime."""
     body = body.to(device).eval()
-    if device.type == "cpu" and onnxruntime_is_installed():
+    if by_onnx and device.type == "cpu" and onnxruntime_is_installed():
         return _by_onnxruntime(body, image_size)
     return _by_torch(body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ def load_body(name: str, architecture: Mapping[str, Any] | None = None) -> Body:
     return adapter.load(source) if architecture is None else Body(adapter.build(dict(architecture)), dict(architecture))
 
 
+@functools.cache
 def describe_input(name: str) -> BackboneInput:
     """What the backbone `name` expects of its input."""
     library, source = split_name(name)
@@ -37,6 +39,7 @@ def describe_input(name: str) -> BackboneInput:
     return described
 
 
+@functools.cache
 def weights_checksum(name: str) -> str:
     """16 hex digits that identify the weights of the backbone `name`."""
     library, source = split_name(name)
