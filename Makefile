@@ -30,7 +30,7 @@ results: $(INSTALLED)
 
 # All tests that start no other process. Tests that try thousands of cases try fewer of them here.
 quick: $(INSTALLED)
-	CRMATCH_QUICK=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not process"
+	CRMATCH_QUICK=1 $(BIN)/python -m pytest $(PYTEST_OPTIONS) -m "not slow and not process"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --durations=15
