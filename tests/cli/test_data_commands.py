@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from official_archives import MAKERS, QUICK, Server, entry, loopback
+from official_archives import MAKERS, QUICK, Server, entry
 from picture_corpus import write_corpus
 
 from conftest import Outcome
@@ -15,14 +15,6 @@ from crmatch.data.official import fetch as fetching
 
 Command = Callable[..., Outcome]
 SHORT = ["--recipe=quick", "--set=plan.steps=3", "--set=network.filters=8"]
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    with loopback() as running:
-        yield running
 
 
 def offer(server: Server, monkeypatch: pytest.MonkeyPatch, name: str, *manners: str, wrong: bool = False) -> None:
