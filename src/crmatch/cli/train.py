@@ -62,6 +62,7 @@ def train(
 ) -> None:
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
     from crmatch.runs.workspace import Workspace
+    from crmatch.spec.run_spec import replace
     from crmatch.training.execution import Execution
 
     named = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size, "precision": precision}
@@ -77,6 +78,10 @@ def train(
         stage, own = ("head", ("method", "plan")) if recipe == "tune" else (recipe, ("method",))
         shared = {key: value for key, value in changes.items() if key.partition(".")[0] not in own}
         specs.append(options.make_spec(setting, "supervised", stage, data_dir, shared, labels, backbone))
+    pretrained = recipe in ("head", "tune")
+    if pretrained and "data.image_size" not in changes:
+        changes["data.image_size"] = _choose_image_size(specs[0], workspace, minutes, quiet=json_ or not is_main_process())
+        specs = [replace(spec, **{"data.image_size": changes["data.image_size"]}) for spec in specs]
     if is_main_process():
         _check_pictures(specs, workspace, execution, quiet=json_)
     from crmatch.cli.display import Display, print_records
@@ -85,7 +90,6 @@ def train(
 
     records: dict[int, RunRecord] = {}
     evidence: Evidence | None = None
-    pretrained = recipe in ("head", "tune")
     stop, processes = stop_request(), join()
     # With a frozen backbone the baseline takes seconds, and its features say whether unlabeled images help: it comes first.
     for number in reversed(range(len(specs))) if pretrained else range(len(specs)):
@@ -160,18 +164,39 @@ def _choose_recipe(setting: Setting, method: str, recipe: str | None, backbone: 
     return recipe
 
 
+def _choose_image_size(spec: RunSpec, workspace: Workspace, minutes: float | None, quiet: bool) -> int:
+    """The image size of a run with a pretrained backbone; features may take three minutes, or a quarter of `minutes`."""
+    from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
+
+    if getattr(spec.network, "backbone", None) not in EFFICIENTNET_LITE:  # the time of other networks is not known
+        return spec.data.image_size
+    from crmatch.runs.image_size import choose_image_size
+
+    choice = choose_image_size(spec, workspace.setting_of(spec), workspace, 60 * minutes / 4 if minutes else 180)
+    if not quiet:
+        typer.echo(choice.line(), err=True)
+    return choice.size
+
+
 def _gather_evidence(specs: list[RunSpec], workspace: Workspace, execution: Execution, progress: Progress) -> Evidence | None:
     """Compare the heads with and without unlabeled images by cross-validation over the labels."""
-    from crmatch.runs.cross_validation import gather_evidence
+    from crmatch.atomic_files import write_json
+    from crmatch.runs.cross_validation import gather_evidence, read_evidence
     from crmatch.runs.features import HeadExperiment
     from crmatch.spec.recipes import head_of
     from crmatch.training.runtime import choose_runtime
 
     main, supervised = specs
     head = main if main.recipe == "head" else head_of(main, workspace.setting_of(main))
+    kept = workspace.run_directory(head).evidence
+    if kept.exists():
+        return read_evidence(kept)
     runtime = choose_runtime(execution, head.precision)
     experiment = HeadExperiment(head, *workspace.load(head), runtime, workspace.features, progress.features)
-    return gather_evidence(experiment, supervised, head)
+    evidence = gather_evidence(experiment, supervised, head)
+    if evidence:
+        write_json(kept, evidence._asdict())
+    return evidence
 
 
 def _fit_into(

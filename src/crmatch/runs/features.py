@@ -229,7 +229,7 @@ class HeadExperiment(Experiment):
     def deployed_network(self, models: Models) -> Network:
         """The pretrained backbone with the trained classifier."""
         spec, head = self.spec, self.evaluated(models)
-        backbone = PretrainedBackbone(load_body(self._config.backbone), self._config.freeze_norm, spec.data.image_size)
+        backbone = PretrainedBackbone(load_body(self._config.backbone), self._config, spec.data.image_size)
         backbone.center.copy_(self.center)
         return Network(backbone, head.classifier, {}, self._config.normalize_features)
 
