@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 from conftest import Outcome
 from crmatch.data.settings import parse_setting
@@ -21,6 +22,7 @@ from crmatch.networks.pretrained.weights import installed_file
 from crmatch.predict.model import load
 from crmatch.runs.cross_validation import Evidence, folds, gather_evidence
 from crmatch.runs.features import FeatureStore, HeadExperiment
+from crmatch.runs.image_size import choose_image_size, largest_without_loss
 from crmatch.runs.run import make_experiment, run
 from crmatch.runs.timing import fit_steps
 from crmatch.runs.workspace import Workspace
@@ -237,6 +239,37 @@ def test_without_a_label_to_hold_out_there_is_no_evidence(workspace: Workspace) 
 def test_two_classes_at_chance_are_features_that_do_not_fit() -> None:
     assert not Evidence(48, 50, 40, 2).features_fit
     assert Evidence(20, 30, 40, 2).features_fit
+
+
+@pytest.mark.parametrize(
+    ("errors", "chosen"),
+    [({96: 50, 128: 40, 160: 45}, 160), ({96: 30, 128: 45, 160: 60}, 96), ({96: 40, 128: 40, 160: 60}, 128)],
+)
+def test_the_largest_image_size_is_chosen_that_the_labels_do_not_speak_against(errors: dict[int, float], chosen: int) -> None:
+    assert largest_without_loss(errors, labels=40) == chosen  # a standard error of 40 labels is 7 to 8 points
+
+
+@pytest.mark.parametrize("kind", ["packed", "folder"])
+def test_the_image_size_follows_the_time_and_is_chosen_once(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    text = "stripes@4"
+    if kind == "folder":
+        data, split = workspace.load(spec_of(workspace))
+        for row in split.labeled.tolist():
+            place = tmp_path / "photos" / "labeled" / str(data.train.labels[row].item())
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(data.train.images[row].permute(1, 2, 0).numpy()).save(place / f"{row}.png")
+        text = str(tmp_path / "photos")
+    setting = workspace.setting(text)
+    spec = recipe(setting, "crmatch", "head")
+    assert choose_image_size(spec, setting, workspace, seconds=0.0) == (96, {})
+    monkeypatch.setattr("crmatch.runs.image_size.SIZES", (32, 48))
+    choice = choose_image_size(spec, setting, workspace, seconds=1e6)
+    assert list(choice.errors) == [32, 48]
+    assert choice.size in choice.errors
+    monkeypatch.setattr("crmatch.runs.image_size._held_out_error", None)  # not called again
+    assert choose_image_size(spec, setting, workspace, seconds=1e6) == choice
 
 
 def test_a_head_trains_in_double_precision_too(workspace: Workspace) -> None:
