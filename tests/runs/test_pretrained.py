@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.networks.pretrained.weights import installed_file
 from crmatch.predict.model import load
 from crmatch.runs.cross_validation import Evidence, folds, gather_evidence
-from crmatch.runs.features import FeatureStore, HeadExperiment
+from crmatch.runs.features import FeatureStore, HeadExperiment, remove_unused
 from crmatch.runs.image_size import choose_image_size, largest_without_loss
 from crmatch.runs.run import make_experiment, run
 from crmatch.runs.timing import fit_steps
@@ -129,6 +130,21 @@ def test_features_are_computed_once_and_other_images_or_augmentations_are_other_
     assert len(computed) == 10
 
 
+def test_the_least_recently_used_features_are_removed_first(workspace: Workspace) -> None:
+    folder, spec = workspace.features, spec_of(workspace)
+    for age, name in enumerate(("new", "old")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "none.npy").write_bytes(bytes(1000))
+        os.utime(folder / name, (1e9 - age, 1e9 - age))
+    data, _ = workspace.load(spec)
+    used = FeatureStore(spec, data.train.images, folder)
+    used.folder.mkdir()
+    remove_unused(folder, [used], most=1500)
+    assert {path.name for path in folder.iterdir()} == {"new", used.folder.name}
+    remove_unused(folder, [used], most=0)
+    assert {path.name for path in folder.iterdir()} == {used.folder.name}
+
+
 def test_a_killed_computation_of_features_goes_on_where_it_was(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     compute, spec = FeatureStore.compute, spec_of(workspace)
 
@@ -173,7 +189,9 @@ def test_onnxruntime_gives_the_same_features(workspace: Workspace, monkeypatch: 
     torch.testing.assert_close(by_onnx(images[:2, :1]), by_onnx(images[:2, :1].expand(-1, 3, -1, -1)))
 
 
-def test_tuning_starts_from_the_head_moves_every_weight_and_keeps_the_running_statistics(workspace: Workspace) -> None:
+def test_tuning_starts_from_the_head_and_moves_all_but_the_first_layers_and_the_running_statistics(
+    workspace: Workspace,
+) -> None:
     spec = spec_of(workspace, "tune")
     data, split = workspace.load(spec)
     runtime = choose_runtime(Execution("cpu"))
@@ -189,8 +207,10 @@ def test_tuning_starts_from_the_head_moves_every_weight_and_keeps_the_running_st
         training.take_step()
     after = training.network.state_dict()
     assert all("running" not in name or torch.equal(value, before[name]) for name, value in after.items())
-    moved = {name for name, _ in training.network.named_parameters() if not torch.equal(after[name], before[name])}
-    assert moved == {name for name, _ in training.network.named_parameters()}
+    still = [name for name, _ in training.network.named_parameters() if torch.equal(after[name], before[name])]
+    body = [f"backbone.body.{name}" for name, _ in training.network.backbone.body.named_parameters()]
+    assert still == body[: int(0.31 * len(body))]
+    assert still[-1].startswith("backbone.body.blocks.4.")  # stem and five of the 16 blocks
 
 
 def test_the_backbone_has_a_learning_rate_of_its_own(workspace: Workspace) -> None:
@@ -199,7 +219,7 @@ def test_the_backbone_has_a_learning_rate_of_its_own(workspace: Workspace) -> No
         spec, *workspace.load(spec), choose_runtime(Execution("cpu")), workspace, Execution("cpu"), None, lambda: False
     )
     optimizer = experiment.training().optimizer
-    backbone = {id(parameter) for parameter in experiment.training().network.backbone.parameters()}
+    backbone = [parameter for parameter in experiment.training().network.backbone.parameters() if parameter.requires_grad]
     assert backbone
     rates = {group["rate"] for group in optimizer.param_groups}
     assert rates == {1.0, spec.plan.backbone_rate}

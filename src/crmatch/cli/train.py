@@ -165,14 +165,14 @@ def _choose_recipe(setting: Setting, method: str, recipe: str | None, backbone: 
 
 
 def _choose_image_size(spec: RunSpec, workspace: Workspace, minutes: float | None, quiet: bool) -> int:
-    """The image size of a run with a pretrained backbone; features may take three minutes, or a quarter of `minutes`."""
+    """The image size of a run with a pretrained backbone: one at which it takes three minutes, or most of `minutes`."""
     from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 
     if getattr(spec.network, "backbone", None) not in EFFICIENTNET_LITE:  # the time of other networks is not known
         return spec.data.image_size
     from crmatch.runs.image_size import choose_image_size
 
-    choice = choose_image_size(spec, workspace.setting_of(spec), workspace, 60 * minutes / 4 if minutes else 180)
+    choice = choose_image_size(spec, workspace.setting_of(spec), workspace, 54 * minutes if minutes else 180)
     if not quiet:
         typer.echo(choice.line(), err=True)
     return choice.size
@@ -231,7 +231,8 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
     from crmatch.methods import METHODS
     from crmatch.networks.config import PretrainedConfig
     from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
-    from crmatch.runs.cost import describe_cost, duration, estimate, feature_seconds
+    from crmatch.runs.cost import describe_cost, duration, estimate, pretrained_seconds
+    from crmatch.spec.run_spec import replace
 
     setting = workspace.setting_of(spec)
     with Bar("pictures", quiet) as progress:
@@ -244,7 +245,8 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
     if isinstance(spec.network, PretrainedConfig):
         pictures, network = sum(one.labeled for one in report.classes) + report.unlabeled, spec.network.backbone
         known = network in EFFICIENTNET_LITE
-        time_needed = f", about {duration(feature_seconds(spec, setting.channels, pictures))} on two cores" if known else ""
+        head = replace(spec, **{"network.train": "head"})
+        time_needed = f", about {duration(pretrained_seconds(head, setting.channels, pictures))} on two cores" if known else ""
         lines.append(
             f"First the pretrained network {network} computes features of {pictures:,} pictures at {spec.data.image_size} px "
             f"in several views (once{time_needed}). A classifier is then trained on them in seconds."

@@ -26,7 +26,7 @@ from crmatch.networks.config import PretrainedConfig
 from crmatch.networks.pretrained.backbone import standardize
 from crmatch.networks.pretrained.inference import feature_function
 from crmatch.networks.pretrained.load import load_body
-from crmatch.runs.cost import feature_seconds
+from crmatch.runs.cost import pretrained_seconds
 from crmatch.runs.cross_validation import folds
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import RunSpec, replace
@@ -50,7 +50,7 @@ class SizeChoice(NamedTuple):
 
 
 def choose_image_size(spec: RunSpec, setting: Setting, workspace: Workspace, seconds: float) -> SizeChoice:
-    """The largest size at which features take at most `seconds`, unless the labels speak against it.
+    """The largest size at which the run takes at most `seconds`, unless the labels speak against it.
 
     A size is dropped if its cross-validation error is more than one standard error above the lowest. The choice is kept beside
     the features, so that the same command makes the same choice at once.
@@ -91,7 +91,7 @@ def largest_without_loss(errors: dict[int, float], labels: int) -> int:
 
 
 def _seconds(spec: RunSpec, setting: Setting, size: int, images: int) -> float:
-    return feature_seconds(replace(spec, **{"data.image_size": size}), setting.channels, images)
+    return pretrained_seconds(replace(spec, **{"data.image_size": size}), setting.channels, images)
 
 
 def _labeled_in_folder(setting: Setting) -> tuple[Tensor, Tensor, int]:
