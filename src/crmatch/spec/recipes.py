@@ -134,12 +134,20 @@ def _pretrained(setting: Setting, method: str, name: str, backbone: str) -> RunS
     # Smaller pictures are enlarged to 96 pixels: pretrained networks recognize little below that.
     size = min(max(setting.image_size, 96), expected.image_size) // expected.multiple_of * expected.multiple_of
     channels = slice(None) if setting.channels == 3 else slice(1)
-    adam = {"optimizer": "adam", "decay_rule": "decoupled", "weight_decay": 0.0, "ema_decay": 0.99, "ema_warmup": True}
+    adam: dict[str, Any] = {
+        "optimizer": "adam",
+        "decay_rule": "decoupled",
+        "weight_decay": 0.0,
+        "ema_decay": 0.99,
+        "ema_warmup": True,
+    }
     if name == "head":
         # The distance and rotation terms train the backbone, which is frozen here.
         chosen = {"threshold": 0.7, "alignment": "uniform", "feature_distance_weight": 0.0, "rotation_weight": 0.0}
         sizes = {"labeled_batch_size": 32, "unlabeled_batch_size": 128, "learning_rate": 3e-3}
         layers: dict[str, Any] = {"train": "head"}
+        if all(view.source == "labeled" for view in build_method(method).views):
+            adam["weight_decay"] = 10.0  # a head that sees few images overfits them
         lengths = {"steps": 600, "evaluate_every": 100, "log_every": 20, "checkpoint_every": 300}
     else:
         chosen = {"threshold": 0.8, "alignment": "uniform", "rotation_images": 16}
@@ -156,7 +164,7 @@ def _pretrained(setting: Setting, method: str, name: str, backbone: str) -> RunS
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
         network=PretrainedConfig(backbone=backbone, weights=weights_checksum(backbone), **layers),
         method=build_method(method, {**chosen, **_ties(method, "exclude")}),
-        plan=TrainPlan(schedule=(Phase(shape="half_cosine"),), **adam, **sizes, **lengths),
+        plan=TrainPlan(schedule=(Phase(shape="half_cosine"),), **adam, **average, **sizes, **lengths),
     )
 
 
