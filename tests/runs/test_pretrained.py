@@ -270,7 +270,7 @@ def test_the_largest_image_size_is_chosen_that_the_labels_do_not_speak_against(e
 
 
 @pytest.mark.parametrize("kind", ["packed", "folder"])
-def test_the_image_size_follows_the_time_and_is_chosen_once(
+def test_the_image_size_follows_the_time_and_the_labels(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     text = "stripes@4"
@@ -288,8 +288,6 @@ def test_the_image_size_follows_the_time_and_is_chosen_once(
     choice = choose_image_size(spec, setting, workspace, seconds=1e6)
     assert list(choice.errors) == [32, 48]
     assert choice.size in choice.errors
-    monkeypatch.setattr("crmatch.runs.image_size._held_out_error", None)  # not called again
-    assert choose_image_size(spec, setting, workspace, seconds=1e6) == choice
 
 
 def test_a_head_trains_in_double_precision_too(workspace: Workspace) -> None:
@@ -355,6 +353,21 @@ def test_the_command_trains_both_heads_tells_what_the_unlabeled_images_bring_and
     assert "Saved in" in outcome.out
     assert (workspace.out / "stripes@4").is_dir()
     assert crmatch(*command, *places).out == outcome.out
+
+
+def test_the_chosen_image_size_is_kept_in_the_spec_but_not_in_the_name(
+    crmatch: Callable[..., Outcome], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crmatch.runs.image_size.SIZES", (32, 40))
+    command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--steps", "5", "--set=network.strong_views=1"]
+    places = ["--data-dir", workspace.data_dir, "--out", workspace.out]
+    first = crmatch(*command, *places)
+    assert first.code == 0, first.err
+    assert "cross-validation over the labels" in first.err
+    (name,) = [path.name for path in (workspace.out / "stripes@4").iterdir()]
+    assert name == "crmatch-head,network.strong_views=1,plan.steps=5"
+    monkeypatch.setattr("crmatch.runs.image_size.choose_image_size", None)  # not called again
+    assert crmatch(*command, *places).out == first.out
 
 
 def test_minutes_are_kept_with_their_steps_so_that_the_same_command_resumes(

@@ -81,7 +81,10 @@ def train(
     pretrained = recipe in ("head", "tune")
     if pretrained and "data.image_size" not in changes:
         changes["data.image_size"] = _choose_image_size(specs[0], workspace, minutes, quiet=json_ or not is_main_process())
-        specs = [replace(spec, **{"data.image_size": changes["data.image_size"]}) for spec in specs]
+        specs = [
+            replace(spec, **{"data.image_size": changes["data.image_size"], "network.size_chosen": spec.recipe == recipe})
+            for spec in specs
+        ]
     if is_main_process():
         _check_pictures(specs, workspace, execution, quiet=json_)
     from crmatch.cli.display import Display, print_records
@@ -101,7 +104,8 @@ def train(
                     typer.echo("\n".join(evidence.lines()), err=True)
                 if recipe == "tune" and evidence and not evidence.unlabeled_help:
                     changes = {key: value for key, value in changes.items() if not key.startswith("method")}
-                    specs[0] = options.make_spec(setting, "supervised", recipe, data_dir, changes, labels, backbone)
+                    chosen = {"network.size_chosen": getattr(specs[0].network, "size_chosen", False)}
+                    specs[0] = options.make_spec(setting, "supervised", recipe, data_dir, changes | chosen, labels, backbone)
             if minutes and (number == 0 or not pretrained):
                 if processes.count > 1:
                     raise RequestError("--minutes works with one process only.\nUse --steps, or train without torchrun.")
@@ -167,7 +171,11 @@ def _choose_recipe(setting: Setting, method: str, recipe: str | None, backbone: 
 def _choose_image_size(spec: RunSpec, workspace: Workspace, minutes: float | None, quiet: bool) -> int:
     """The image size of a run with a pretrained backbone: one at which it takes three minutes, or most of `minutes`."""
     from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
+    from crmatch.spec.run_spec import replace
 
+    spec = replace(spec, **{"network.size_chosen": True, "plan.minutes": minutes})
+    if (begun := workspace.run_directory(spec).read_spec()) is not None:
+        return begun.data.image_size
     if getattr(spec.network, "backbone", None) not in EFFICIENTNET_LITE:  # the time of other networks is not known
         return spec.data.image_size
     from crmatch.runs.image_size import choose_image_size

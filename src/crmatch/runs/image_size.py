@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 from typing import NamedTuple
 
@@ -12,16 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crmatch.atomic_files import read_json, write_json
 from crmatch.augment.batches import Normalizer
 from crmatch.data.folder.decode import PictureError, decode_picture
 from crmatch.data.folder.scan import scan_folder
 from crmatch.data.images import resize
 from crmatch.data.load import load_data
-from crmatch.data.packed import packed_path
 from crmatch.data.settings import Setting
 from crmatch.data.splits import make_split
-from crmatch.errors import DataError
 from crmatch.networks.config import PretrainedConfig
 from crmatch.networks.pretrained.backbone import standardize
 from crmatch.networks.pretrained.inference import feature_function
@@ -52,35 +47,15 @@ class SizeChoice(NamedTuple):
 def choose_image_size(spec: RunSpec, setting: Setting, workspace: Workspace, seconds: float) -> SizeChoice:
     """The largest size at which the run takes at most `seconds`, unless the labels speak against it.
 
-    A size is dropped if its cross-validation error is more than one standard error above the lowest. The choice is kept beside
-    the features, so that the same command makes the same choice at once.
+    A size is dropped if its cross-validation error is more than one standard error above the lowest.
     """
-    about = [spec.setting, spec.split, spec.seed, spec.network.model_dump(mode="json"), seconds]
-    key = hashlib.blake2b(json.dumps(about).encode() + _identity(setting, workspace), digest_size=8).hexdigest()
-    kept = workspace.features / "sizes" / f"{key}.json"
-    with contextlib.suppress(DataError, KeyError, TypeError, ValueError, AttributeError):  # absent or damaged: choose again
-        found = read_json(kept)
-        return SizeChoice(int(found["size"]), {int(size): float(error) for size, error in found["errors"].items()})
     images, labels, total = _labeled_in_folder(setting) if setting.folder else _labeled_in_set(spec, setting, workspace)
     fits = [size for size in SIZES if _seconds(spec, setting, size, total) <= seconds] or [SIZES[0]]
     held_out = folds(labels, spec.seed)
-    errors = {}
-    if len(fits) > 1 and held_out:
-        errors = {size: _held_out_error(spec, resize(images, size), labels, held_out) for size in fits}
-    choice = SizeChoice(largest_without_loss(errors, len(labels)) if errors else fits[-1], errors)
-    with contextlib.suppress(DataError):  # it is chosen again next time
-        write_json(kept, choice._asdict())
-    return choice
-
-
-def _identity(setting: Setting, workspace: Workspace) -> bytes:
-    """Bytes that change with the images or labels."""
-    if setting.folder is None:
-        labels = setting.labels_file.read_bytes() if setting.labels_file else b""
-        file = packed_path(setting.data, workspace.data_dir)
-        return labels + (str(file.stat().st_mtime_ns).encode() if file.exists() else b"")
-    index = scan_folder(setting.folder, setting.labels_file)
-    return "\0".join(index.paths).encode() + index.stats.tobytes() + index.labels.tobytes()
+    if len(fits) == 1 or not held_out:
+        return SizeChoice(fits[-1], {})
+    errors = {size: _held_out_error(spec, resize(images, size), labels, held_out) for size in fits}
+    return SizeChoice(largest_without_loss(errors, len(labels)), errors)
 
 
 def largest_without_loss(errors: dict[int, float], labels: int) -> int:

@@ -134,13 +134,8 @@ def _pretrained(setting: Setting, method: str, name: str, backbone: str) -> RunS
     # Smaller pictures are enlarged to 96 pixels: pretrained networks recognize little below that.
     size = min(max(setting.image_size, 96), expected.image_size) // expected.multiple_of * expected.multiple_of
     channels = slice(None) if setting.channels == 3 else slice(1)
-    adam: dict[str, Any] = {
-        "optimizer": "adam",
-        "decay_rule": "decoupled",
-        "weight_decay": 0.0,
-        "ema_decay": 0.99,
-        "ema_warmup": True,
-    }
+    adam: dict[str, Any] = {"optimizer": "adam", "decay_rule": "decoupled", "weight_decay": 0.0}
+    average = {"ema_decay": 0.99, "ema_warmup": True}
     if name == "head":
         # The distance and rotation terms train the backbone, which is frozen here.
         chosen = {"threshold": 0.7, "alignment": "uniform", "feature_distance_weight": 0.0, "rotation_weight": 0.0}
@@ -173,7 +168,8 @@ def head_of(spec: RunSpec, setting: Setting) -> RunSpec:
     assert isinstance(spec.network, PretrainedConfig)
     method = spec.method.name if type(spec.method).works_on_features else "fixmatch"
     shared = {name: getattr(spec, name).model_dump(mode="json") for name in ("data", "augmentation", "network")}
-    shared["network"] |= {"train": "head", "frozen_share": 0.0}
+    # The size that suits tuning is not the one that would be chosen for the head alone, so the head's name contains it.
+    shared["network"] |= {"train": "head", "frozen_share": 0.0, "size_chosen": False}
     return replace(
         recipe(setting, method, "head", spec.network.backbone),
         split=spec.split,
