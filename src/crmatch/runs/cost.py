@@ -35,7 +35,7 @@ MEASURED = ((3.05e6, 0.088 / 288), (11.1e6, 0.190 / 288), (214e6, 39 / 2304))
 # Seconds per multiply-add of a forward pass by onnxruntime: 90,000 views of cifar10_small at 96 pixels took 120 s.
 FEATURE_SECONDS = 1.9e-11
 TRAINING_FACTOR = 3.0  # time of a training image by torch, the first third of the network frozen, in such forward passes
-USEFUL_STEPS = 300  # of tuning; the error hardly falls after them (docs/results/backbones.md)
+USEFUL_STEPS = 400  # of tuning, for which the image size must leave time
 # Two assumptions about a GPU: FixMatch's 2^20 steps take two to three days, and launches bound a step from below.
 GPU_OPERATIONS, GPU_STEP_SECONDS = 6e12, 0.03
 # Bytes of activations per convolution output and image. Wide ResNets: `lean` from peaks of 3.1 GB in steps of 1,216 images of
@@ -139,7 +139,7 @@ def network_layers(network: WideResNetConfig | ResNet18Config | PretrainedConfig
 
 
 def pretrained_seconds(spec: RunSpec, channels: int, images: int) -> float:
-    """Seconds on two cores that a pretrained backbone needs: for the features of `images` pictures, and to tune 300 steps."""
+    """Seconds on two cores that a pretrained backbone needs: for the features of `images` pictures, and to tune for 400 steps."""
     assert isinstance(spec.network, PretrainedConfig)
     layers = network_layers(spec.network, channels, spec.data.image_size)
     forward = sum(layer.weights * layer.pixels for layer in layers) * FEATURE_SECONDS
