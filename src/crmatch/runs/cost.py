@@ -139,7 +139,7 @@ def network_layers(network: WideResNetConfig | ResNet18Config | PretrainedConfig
 
 
 def pretrained_seconds(spec: RunSpec, channels: int, images: int) -> float:
-    """Seconds on two cores that a pretrained backbone needs: for the features of `images` pictures, and to tune for 400 steps."""
+    """Seconds on two cores of a run with a pretrained backbone: features of `images` pictures, and 400 steps of tuning."""
     assert isinstance(spec.network, PretrainedConfig)
     layers = network_layers(spec.network, channels, spec.data.image_size)
     forward = sum(layer.weights * layer.pixels for layer in layers) * FEATURE_SECONDS
