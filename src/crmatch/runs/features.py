@@ -29,7 +29,7 @@ from crmatch.methods.base import Models
 from crmatch.networks.build import assemble
 from crmatch.networks.config import PretrainedConfig
 from crmatch.networks.network import Network
-from crmatch.networks.pretrained.backbone import FeatureInput, PretrainedBackbone
+from crmatch.networks.pretrained.backbone import FeatureInput, PretrainedBackbone, root
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.networks.pretrained.inference import PooledFeatures, feature_function
 from crmatch.networks.pretrained.load import load_body
@@ -167,7 +167,7 @@ class HeadExperiment(Experiment):
         self.banks = {
             kind: [bank for view, bank in banks.items() if view.startswith(kind)] for kind in ("none", "weak", "strong")
         }
-        self.center = torch.from_numpy(self.banks["none"][0].astype(np.float32).mean(axis=0))
+        self.center = root(torch.from_numpy(self.banks["none"][0].astype(np.float32))).mean(dim=0)
         self._test_features = self._as_input(test.read(["none"])[0]) if test else None
 
     def _as_input(self, features: NDArray[np.float16]) -> Tensor:

@@ -18,7 +18,7 @@ from crmatch.data.load import load_data
 from crmatch.data.settings import Setting
 from crmatch.data.splits import make_split
 from crmatch.networks.config import PretrainedConfig
-from crmatch.networks.pretrained.backbone import standardize
+from crmatch.networks.pretrained.backbone import root, standardize
 from crmatch.networks.pretrained.inference import feature_function
 from crmatch.networks.pretrained.load import load_body
 from crmatch.runs.cost import pretrained_seconds
@@ -103,7 +103,7 @@ def _held_out_error(spec: RunSpec, images: Tensor, labels: Tensor, held_out: lis
     compute = feature_function(load_body(spec.network.backbone).module, images.shape[2], device, by_onnx=False)
     normalize = Normalizer(list(spec.data.mean), list(spec.data.std), torch.float32, device)
     features = torch.cat([compute(normalize(block)) for block in torch.split(images, 64)])
-    x, y = standardize(features, features.mean(dim=0)).numpy(), labels.numpy()
+    x, y = standardize(features, root(features).mean(dim=0)).numpy(), labels.numpy()
     wrong = held = 0
     for mask in (mask.numpy() for mask in held_out):
         model = LogisticRegression(max_iter=1000).fit(x[~mask], y[~mask])
