@@ -35,7 +35,7 @@ def root(features: Tensor) -> Tensor:
 
 
 def standardize(features: Tensor, center: Tensor) -> Tensor:
-    """16 (g - center) / |g - center| with g = root(f) of features f (N, P); `center` (P,) is the mean of g over training images."""
+    """16 (g - center) / |g - center| with g = root(f), for features f (N, P); `center` (P,) is the mean of g over images."""
     return FEATURE_LENGTH * F.normalize(root(features) - center, dim=1)
 
 
