@@ -49,7 +49,8 @@ class SizeChoice(NamedTuple):
 def choose_image_size(spec: RunSpec, setting: Setting, workspace: Workspace, seconds: float) -> SizeChoice:
     """The largest size at which the run takes at most `seconds`, unless the labels speak against it.
 
-    Pictures are enlarged at most fourfold. A size is dropped if its cross-validation error is more than one standard error above the lowest.
+    Pictures are enlarged at most fourfold. A size is dropped if its cross-validation error is more than one standard error
+    above the lowest.
     """
     images, labels, total = _labeled_in_folder(setting) if setting.folder else _labeled_in_set(spec, setting, workspace)
     useful = [size for size in SIZES if size <= MOST_ENLARGED * setting.image_size]
