@@ -92,6 +92,7 @@ class RunDirectory:
         self.card = path / MODEL_CARD
         self.checkpoints = path / "checkpoint"
         self.tensorboard = path / "tensorboard"
+        self.mlflow = path / "mlflow.json"
         self.lock = path / "run.lock"
 
     @contextmanager
