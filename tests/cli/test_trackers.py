@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from conftest import TINY, Outcome
 from crmatch.cli.trackers import TrackedProgress, scalars
-from crmatch.errors import StoppedError
+from crmatch.errors import DataError, StoppedError
 from crmatch.runs.directory import RunDirectory
 
 Command = Callable[..., Outcome]
@@ -55,7 +56,7 @@ def wandb_points(run: Path) -> Iterator[Point]:
         place += 7 + length
         if kind in (1, 4):  # the whole record, or its last part
             history, record = Record.FromString(record).history, b""
-            values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history.item}
+            values = {"/".join(item.nested_key): json.loads(item.value_json) for item in history.item}
             yield from ((tag, history.step.num, value) for tag, value in values.items() if not tag.startswith("_"))
 
 
@@ -129,6 +130,17 @@ def test_a_finished_run_can_be_passed_to_several_trackers_later(crmatch: Command
     assert train(crmatch, stripes, tmp_path / "runs", "--tracker", "tensorboard", "--tracker", "mlflow").code == 0
     for tool in ("tensorboard", "mlflow"):
         assert read_back(tool, run) == expected(run)
+
+
+def test_a_tracker_that_cannot_write_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    class Full:
+        errors = (OSError,)
+
+        def begin(self, lines: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(DataError, match=r"Full cannot write .*No space left"):
+        TrackedProgress(Full(), RunDirectory(tmp_path), Mock()).start(0, 20)
 
 
 def test_values_that_are_missing_at_a_step_give_no_point() -> None:

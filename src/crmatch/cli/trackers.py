@@ -95,7 +95,7 @@ class TrackedProgress(AbstractContextManager["TrackedProgress"]):
         self._begun = True
 
     def _failure(self, error: Exception) -> DataError:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0].rstrip(".")
+        reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0].rstrip(".")[:200]
         found = f"{type(self._tracker).__name__} cannot write the curves of {self._directory.path}: {reason}"
         return DataError(f"{found}.\nRun the same command again to resume, with another --tracker or without it.")
 
@@ -146,14 +146,17 @@ class MLflow:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it, MLflow refuses to keep runs in files
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # training sends nothing to anybody unless asked to
         from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
 
-        self.errors: tuple[type[Exception], ...] = (OSError, MlflowException)
-        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (out / "mlruns").absolute().as_uri())
+        # ImportError: a store in a database needs packages that mlflow-skinny leaves out.
+        self.errors: tuple[type[Exception], ...] = (OSError, ImportError, MlflowException)
+        self._store = os.environ.get("MLFLOW_TRACKING_URI") or (out / "mlruns").absolute().as_uri()
         self._directory, self._spec = directory, spec
 
     def begin(self, lines: Sequence[Line]) -> None:
         """Continue the run of an earlier start, or create one with the spec as parameters."""
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(self._store)
         self._run = self._earlier_run() or self._create_run()
         self._client.update_run(self._run, status="RUNNING")
         self._last = {
@@ -242,7 +245,10 @@ class WandB:
 
     def close(self, finished: bool) -> None:
         """End the offline run."""
+        import wandb
+
         self._run.finish(exit_code=0 if finished else 1)
+        wandb.teardown()  # only this waits until the file is written
 
 
 TRACKERS: dict[str, Callable[[RunDirectory, RunSpec, Path], Tracker]] = {

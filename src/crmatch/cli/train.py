@@ -59,7 +59,7 @@ def train(
     ] = "auto",
     tracker: Annotated[
         list[str] | None,
-        typer.Option("--tracker", help="Also write curves for tensorboard, mlflow or wandb (offline); repeatable."),
+        typer.Option("--tracker", metavar="NAME", help="Also write curves for tensorboard, mlflow or wandb; repeatable."),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Short for --tracker tensorboard.")] = False,
     json_: options.JsonOption = False,
