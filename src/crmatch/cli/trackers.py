@@ -118,17 +118,13 @@ class TensorBoard:
         self._writer = SummaryWriter(str(self._folder), purge_step=0)
         self._began = start_time(lines)
         for line in lines:
-            self._add(line)
-        self._writer.flush()
+            self.write(line)
 
     def write(self, line: Line) -> None:
         """Write events."""
-        self._add(line)
-        self._writer.flush()
-
-    def _add(self, line: Line) -> None:
         for tag, value in scalars(line):
             self._writer.add_scalar(tag, value, line["step"], walltime=self._began + line["seconds"])
+        self._writer.flush()
 
     def close(self, finished: bool) -> None:
         """Close the file."""
