@@ -49,6 +49,8 @@ def variant(spec: RunSpec, setting: Setting) -> str:
     same: dict[str, Any] = {"split": 1, "seed": 0}
     if spec.plan.minutes is not None:  # its steps are chosen later
         same["plan"] = spec.plan.model_copy(update={**dict.fromkeys(FOLLOW_FROM_MINUTES, 1), "unlabeled_epochs": None})
+    if getattr(spec.network, "size_chosen", False):
+        same["data"] = spec.data.model_copy(update={"image_size": 0})
     return f"{whole[:40]}-{spec.model_copy(update=same).hash}"
 
 
@@ -58,6 +60,8 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum"]
     if spec.plan.minutes is not None:  # what follows from them
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]
+    if getattr(spec.network, "size_chosen", False):
+        named += ["data.image_size", "network.size_chosen"]
     return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
 
 
@@ -93,6 +97,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoint"
         self.tensorboard = path / "tensorboard"
         self.mlflow = path / "mlflow.json"
+        self.evidence = path / "evidence.json"  # cross-validation over the labels, only for heads on frozen backbones
         self.lock = path / "run.lock"
 
     @contextmanager

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from crmatch.networks.config import PretrainedConfig
+
 FEATURE_LENGTH = 16.0
 """Length of standardized features. With it, one learning rate fits the heads of all backbones."""
 
@@ -34,11 +36,14 @@ class PretrainedBackbone(nn.Module):
 
     center: Tensor
 
-    def __init__(self, body: Body, freeze_norm: bool, image_size: int) -> None:
+    def __init__(self, body: Body, config: PretrainedConfig, image_size: int) -> None:
         super().__init__()
         self.body = body.module
         self.architecture = body.architecture
-        self.freeze_norm = freeze_norm
+        self.freeze_norm = config.freeze_norm
+        parameters = list(self.body.parameters())
+        for parameter in parameters[: int(config.frozen_share * len(parameters))]:
+            parameter.requires_grad_(False)  # autograd then skips these layers: they are the first ones
         with torch.no_grad():
             _, pooled = self.body.eval()(torch.zeros(1, 3, image_size, image_size))
         self.register_buffer("center", torch.zeros(pooled.shape[1]))
