@@ -199,8 +199,8 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise RequestError("image_size was given for features without geometry.\nGive image_shape too, or neither.")
             changes |= {"data.image_size": form.side, "augmentation.padding": 0, "method.rotation_weight": 0}
             changes |= {"augmentation.mirror": False, "augmentation.geometry": False}
-        optional = {f"method.{name}" for name in ("threshold", "rotation_weight") if not hasattr(spec.method, name)}
-        given = {key: value for key, value in changes.items() if value is not None and key not in optional}
+        absent = {f"method.{name}" for name in ("threshold", "rotation_weight") if not hasattr(spec.method, name)}
+        given = {key: value for key, value in changes.items() if value is not None and key not in absent}
         return replace(spec, **{**given, **(self.options or {})})
 
     def _train(self, train_set: ImageSet) -> None:
