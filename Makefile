@@ -8,7 +8,7 @@ PYTEST_OPTIONS ?= -n 2 --dist loadfile
 BIN := .venv/bin
 comma := ,
 INSTALLED := .venv/installed-$(subst $(comma),-,$(EXTRAS))
-ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard-pretrained
+ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard-mlflow-wandb-pretrained
 
 .PHONY: demo demo-photos results quick test slow-test crash-test lint types format clean
 

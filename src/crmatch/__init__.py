@@ -12,8 +12,10 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "CRMatchClassifier": "crmatch.estimator.classifier",
+    "LabeledKFold": "crmatch.estimator.selection",
     "RunRecord": "crmatch.runs.record",
     "RunSpec": "crmatch.spec.run_spec",
+    "labeled_scorer": "crmatch.estimator.selection",
     "load": "crmatch.predict.model",
     "recipe": "crmatch.spec.recipes",
     "replace": "crmatch.spec.run_spec",

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from crmatch.runs.record import RunRecord
     from crmatch.spec.run_spec import RunSpec
 
-TIMED_STEPS = 5
-"""The duration of a run is estimated from this many steps after the first one, which is slower."""
+TIMED_STEPS, TIMED_SECONDS = 5, 10.0
+"""The duration of a run is estimated from this many steps after the first one, which is slower, or from fewer slow ones."""
 
 
 class Bar(AbstractContextManager["Bar"]):
@@ -74,14 +74,17 @@ class Bar(AbstractContextManager["Bar"]):
 
 
 class Display(AbstractContextManager["Display"]):
-    """Shows one run while it trains: a bar on a terminal, a line per evaluation elsewhere, nothing if `quiet`."""
+    """Shows one run while it trains: a bar on a terminal, a line per evaluation elsewhere, nothing if `quiet`.
 
-    def __init__(self, spec: RunSpec, quiet: bool = False) -> None:
-        self._spec, self._quiet = spec, quiet
-        self._bar = Bar("steps", quiet)
+    If `brief`, it only says how long the run will take.
+    """
+
+    def __init__(self, spec: RunSpec, quiet: bool = False, brief: bool = False) -> None:
+        self._spec, self._quiet, self._brief = spec, quiet, brief
+        self._bar = Bar("steps", quiet or brief)
         self._features: Bar | None = None
         self._first = self._total = 0
-        self._began = 0.0
+        self._began: float | None = None  # when the steps that are timed began
 
     def __exit__(self, *exception: object) -> None:
         self._end_features()
@@ -95,8 +98,13 @@ class Display(AbstractContextManager["Display"]):
     def features(self, done: int, total: int) -> None:
         """Show how many features of a frozen backbone are computed."""
         if self._features is None:
-            self._features = Bar("views", self._quiet)
+            self._features = Bar("views", self._quiet or self._brief)
             self._features.start(total, 0, "computing features")
+            self._began, self._first = time.perf_counter(), done
+        elif self._brief and self._began is not None:
+            seconds = (time.perf_counter() - self._began) / (done - self._first)
+            self._say(f"computing features takes about {duration(max(1, seconds * (total - done)))}", brief=True)
+            self._began = None
         self._features.update(completed=done)
 
     def start(self, done: int, total: int) -> None:
@@ -110,11 +118,15 @@ class Display(AbstractContextManager["Display"]):
 
     def advance(self, done: int) -> None:
         """Move the bar; after a few steps say how long the run will take."""
-        if done == self._first + 1:
-            self._began = time.perf_counter()
-        elif done == self._first + 1 + TIMED_STEPS:
-            seconds = (time.perf_counter() - self._began) / TIMED_STEPS
-            self._say(f"{seconds:.2g} s per step: about {duration(seconds * (self._total - done))} for the rest")
+        now, timed = time.perf_counter(), done - self._first - 1
+        if timed == 0:
+            self._began = now
+        elif self._began is not None and (timed >= TIMED_STEPS or now - self._began > TIMED_SECONDS):
+            seconds = (now - self._began) / timed
+            rest = duration(max(1, seconds * (self._total - done)))
+            run = f"{self._spec.method.name}: {self._total:,} steps, about {rest}"
+            self._say(run if self._brief else f"{seconds:.2g} s per step: about {rest} for the rest", brief=True)
+            self._began = None
         self._bar.update(completed=done)
 
     def log(self, line: Mapping[str, Any]) -> None:
@@ -130,8 +142,8 @@ class Display(AbstractContextManager["Display"]):
         speed = f"{line['images_per_second']:,.0f} images/s"
         self._say(f"step {line['step']:,} of {self._total:,}: {', '.join([*parts, speed])}")
 
-    def _say(self, text: str) -> None:
-        if not self._quiet:
+    def _say(self, text: str, brief: bool = False) -> None:
+        if not self._quiet and (brief or not self._brief):
             self._bar.console.print(text, soft_wrap=True)
 
 

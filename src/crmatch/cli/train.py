@@ -57,7 +57,11 @@ def train(
     resume: Annotated[
         Literal["auto", "never"], typer.Option("--resume", help="auto resumes an unfinished run; never refuses to.")
     ] = "auto",
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write curves into RUN/tensorboard/.")] = False,
+    tracker: Annotated[
+        list[str] | None,
+        typer.Option("--tracker", metavar="NAME", help="Also write curves for tensorboard, mlflow or wandb; repeatable."),
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Short for --tracker tensorboard.")] = False,
     json_: options.JsonOption = False,
 ) -> None:
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
@@ -94,6 +98,7 @@ def train(
     records: dict[int, RunRecord] = {}
     evidence: Evidence | None = None
     stop, processes = stop_request(), join()
+    trackers = dict.fromkeys([*(tracker or []), *(["tensorboard"] if tensorboard else [])]) if is_main_process() else {}
     # With a frozen backbone the baseline takes seconds, and its features say whether unlabeled images help: it comes first.
     for number in reversed(range(len(specs))) if pretrained else range(len(specs)):
         with ExitStack() as stack:
@@ -112,10 +117,10 @@ def train(
                 share = 60 * minutes - (time.monotonic() - started)
                 share /= 1 if pretrained else len(specs) - number  # the runs share the time
                 specs[number] = _fit_into(minutes, share, specs[number], workspace, execution, progress)
-            if tensorboard and is_main_process():
-                from crmatch.cli.tensorboard import EventFile
+            for name in trackers:
+                from crmatch.cli.trackers import tracked
 
-                progress = stack.enter_context(EventFile(workspace.run_directory(specs[number]), beside=progress))
+                progress = stack.enter_context(tracked(name, specs[number], workspace, beside=progress))
             watched: dict[str, Any] = {"resume": resume, "progress": progress, "stop": stop, "processes": processes}
             records[number] = run(specs[number], workspace, execution, **watched)
     if not is_main_process():

@@ -12,8 +12,7 @@ import numpy as np
 import safetensors.torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
-from sklearn.utils import check_random_state
+from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
@@ -23,8 +22,7 @@ from crmatch.data.images import UNLABELED, DataSet, ImageSet
 from crmatch.data.settings import GENERIC, Setting, default_data_dir
 from crmatch.data.splits import given_split
 from crmatch.errors import RequestError
-from crmatch.estimator.inputs import InputFormat, are_paths, learn_format, read_labels
-from crmatch.methods import method_class
+from crmatch.estimator.inputs import InputFormat, are_files, labeled_entries, learn_format, read_files, read_labels
 from crmatch.networks.config import PretrainedConfig
 from crmatch.predict.model import build_model
 from crmatch.runs.experiment import Experiment
@@ -53,14 +51,19 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         backbone: a pretrained network, e.g. `efficientnet-lite0` (`crmatch show backbones` lists them). A classifier is trained
             on its features, which are kept on disk; with recipe `tune` the whole network is trained afterwards.
         steps: number of training steps; None for the recipe's.
+        threshold: confidence above which pseudo-labels are used; None for the recipe's. Methods without a threshold ignore
+            it, so that one grid can hold several methods.
+        learning_rate: None for the recipe's.
+        labeled_batch_size: labeled images in a step; None for the recipe's.
+        unlabeled_batch_size: unlabeled images in a step; None for the recipe's.
         image_shape: (H, W) or (H, W, C) of the pictures in a two-dimensional X. Without it, the columns of such an X are
             features without geometry: each row becomes a grayscale square, and augmentation moves no pixels.
         image_size: side of the training images; None for the recipe's.
         mirror: whether mirrored images keep their class; None for the recipe's choice, which is True. Use False for text.
-        options: other keys of the spec, as for `--set`, e.g. `{"method.threshold": 0.9}`.
+        options: other keys of the spec, as for `--set`, e.g. `{"method.rotation_weight": 0.5}`.
         device: `auto`, `cpu` or `cuda`.
         random_state: the seed; None for a random one.
-        verbose: whether to show progress.
+        verbose: 0 prints nothing, 1 one line with the expected time (on stderr, after the first steps), 2 progress.
 
     Attributes:
         classes_: sorted classes.
@@ -78,18 +81,26 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         recipe: str | None = None,
         backbone: str | None = None,
         steps: int | None = None,
+        threshold: float | None = None,
+        learning_rate: float | None = None,
+        labeled_batch_size: int | None = None,
+        unlabeled_batch_size: int | None = None,
         image_shape: Sequence[int] | None = None,
         image_size: int | None = None,
         mirror: bool | None = None,
         options: Mapping[str, Any] | None = None,
         device: str = "auto",
         random_state: Any = 0,
-        verbose: bool = False,
+        verbose: int = 1,
     ) -> None:
         self.method = method
         self.recipe = recipe
         self.backbone = backbone
         self.steps = steps
+        self.threshold = threshold
+        self.learning_rate = learning_rate
+        self.labeled_batch_size = labeled_batch_size
+        self.unlabeled_batch_size = unlabeled_batch_size
         self.image_shape = image_shape
         self.image_size = image_size
         self.mirror = mirror
@@ -102,9 +113,10 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on labeled and unlabeled images.
 
         Args:
-            X: pictures uint8 (N, H, W[, C]), rows of numbers (N, features), or N paths of picture files. Numbers of any
-                other type are scaled to 0..255 by the range in this X.
-            y: N classes; -1, NaN, None or "" means unlabeled. If all images are labeled, they are the unlabeled ones too.
+            X: pictures uint8 (N, H, W[, C]), rows of numbers (N, features), or a list of N paths or PIL images. Numbers of
+                any other type are scaled to 0..255 by the range in this X.
+            y: N classes; -1, NaN, None, pandas' NA or "" means unlabeled. If all images are labeled, they are the unlabeled
+                ones too.
         """
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
@@ -133,6 +145,11 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         probabilities: NDArray[np.float64] = self.model_.predict_probabilities(images).double().numpy()
         return probabilities
 
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """Logarithms of the probabilities (N, K); -inf for a probability of 0."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
     def predict(self, X: Any) -> Array:
         """The most probable class of each image."""
         best = self.predict_proba(X).argmax(axis=1)  # raises if the estimator is not fitted, so before classes_
@@ -141,16 +158,13 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy on the labeled entries of y; unlabeled ones are left out."""
-        labels = column_or_1d(y)
-        known = (read_labels(labels)[1] != UNLABELED).numpy()
-        if not known.any():
-            raise RequestError("every entry of y is unlabeled: there is nothing to score.\nGive some labels.")
-        weights = None if sample_weight is None else np.asarray(sample_weight)[known]
-        return float(accuracy_score(labels[known], self.predict(X)[known], sample_weight=weights))
+        rows, labels = labeled_entries(y)
+        weights = None if sample_weight is None else np.asarray(sample_weight)[rows]
+        return float(super().score(_safe_indexing(X, rows), labels, weights))
 
     def _checked(self, X: Any, reset: bool) -> Any:
-        """X as an array of finite numbers, checked by scikit-learn; paths are returned unchanged."""
-        if are_paths(X):
+        """X as an array of finite numbers, checked by scikit-learn, or as a list of paths or PIL images."""
+        if are_files(X := read_files(X)):
             return X
         if (np.ndim(X) if isinstance(X, list | tuple) else getattr(X, "ndim", 2)) > 2:
             return check_array(X, allow_nd=True, ensure_2d=False, estimator=self)
@@ -163,9 +177,19 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
             seed = check_random_state(seed).randint(2**31)
+        if self.backbone and self.recipe not in (None, "head", "tune"):
+            raise RequestError(
+                f"recipe {self.recipe} trains from scratch, but a backbone was given.\nUse head or tune, or no backbone."
+            )
+        name = self.recipe or ("head" if self.backbone else "quick")
+        spec = make_recipe(setting, self.method, name, self.backbone or DEFAULT_BACKBONE)
         changes = {
             "seed": int(seed),
             "plan.steps": self.steps,
+            "plan.learning_rate": self.learning_rate,
+            "plan.labeled_batch_size": self.labeled_batch_size,
+            "plan.unlabeled_batch_size": self.unlabeled_batch_size,
+            "method.threshold": self.threshold,
             "data.image_size": self.image_size,
             "augmentation.mirror": self.mirror,
             "data.unlabeled": "all" if labeled == len(known) else None,
@@ -173,17 +197,10 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if form.kind == "features":
             if self.image_size is not None:
                 raise RequestError("image_size was given for features without geometry.\nGive image_shape too, or neither.")
-            changes |= {"data.image_size": form.side, "augmentation.padding": 0}
+            changes |= {"data.image_size": form.side, "augmentation.padding": 0, "method.rotation_weight": 0}
             changes |= {"augmentation.mirror": False, "augmentation.geometry": False}
-            if "rotation_weight" in method_class(self.method).model_fields:
-                changes["method.rotation_weight"] = 0
-        given = {key: value for key, value in changes.items() if value is not None}
-        if self.backbone and self.recipe not in (None, "head", "tune"):
-            raise RequestError(
-                f"recipe {self.recipe} trains from scratch, but a backbone was given.\nUse head or tune, or no backbone."
-            )
-        name = self.recipe or ("head" if self.backbone else "quick")
-        spec = make_recipe(setting, self.method, name, self.backbone or DEFAULT_BACKBONE)
+        absent = {f"method.{name}" for name in ("threshold", "rotation_weight") if not hasattr(spec.method, name)}
+        given = {key: value for key, value in changes.items() if value is not None and key not in absent}
         return replace(spec, **{**given, **(self.options or {})})
 
     def _train(self, train_set: ImageSet) -> None:
@@ -191,7 +208,7 @@ class CRMatchClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         runtime = choose_runtime(Execution(self.device), spec.precision)
         split = given_split(train_set.labels, spec.data.unlabeled)
         self.history_: list[LogLine] = []
-        with Display(spec, quiet=not self.verbose) as display:
+        with Display(spec, quiet=not self.verbose, brief=self.verbose == 1) as display:
             experiment = Experiment(spec, DataSet(train_set, None), split, runtime)
             if isinstance(spec.network, PretrainedConfig):
                 experiment = experiment_from_backbone(experiment, default_data_dir() / "features", display.features)

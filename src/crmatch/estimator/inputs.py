@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
+from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
-from crmatch.data.folder.decode import choose_size
+from crmatch.data.folder.decode import choose_size, decode_image
 from crmatch.data.folder.scan import join_names
 from crmatch.data.folder.workers import decode_pictures
 from crmatch.data.images import UNLABELED, resize
@@ -21,22 +24,26 @@ from crmatch.data.square import SMALLEST_SIDE
 from crmatch.errors import DataError, RequestError
 
 Array = NDArray[Any]
+Files = list[str | Path] | list[Image.Image]
 
 
 @dataclass(frozen=True)
 class InputFormat:
     """How X is converted to images: determined in `fit`, used again in `predict`."""
 
-    kind: Literal["paths", "pictures", "features"]  # picture files, arrays, or numbers without geometry
+    kind: Literal["files", "pictures", "features"]  # files or Pillow's pictures, arrays, or numbers without geometry
     side: int  # shorter side of the given images in pixels
     channels: int  # 1 or 3
+    size: tuple[int, int] | None = None  # height and width of the pictures, if all had the same in an array
     image_shape: tuple[int, ...] | None = None  # (H, W[, C]) of a row of a two-dimensional X that holds pictures
-    low: Array | None = None  # smallest value in `fit`, of each feature or of all pixels; None for uint8 and paths
+    low: Array | None = None  # smallest value in `fit`, of each feature or of all pixels; None for uint8 and files
     high: Array | None = None  # largest value
 
     def images(self, X: Any, image_size: int) -> Tensor:
         """X as images uint8 (N, C, image_size, image_size)."""
-        if self.kind == "paths":
+        if are_files(X):
+            if self.kind == "features" or self.low is not None:
+                raise RequestError("X held scaled numbers in fit, this X holds pictures.\nGive numbers in the same range.")
             return _decoded(X, image_size, self.channels)[0]
         pixels = self._bytes(X)
         if self.kind == "features":
@@ -46,6 +53,10 @@ class InputFormat:
         pixels = _pictures(pixels, self.image_shape)
         if pixels.shape[3] != self.channels:
             raise RequestError(f"pictures had {self.channels} channels in fit, in this X they have {pixels.shape[3]}.")
+        if self.size is not None and pixels.shape[1:3] != self.size:
+            (height, width), (now_height, now_width) = self.size, pixels.shape[1:3]
+            change = f"{height}x{width} pixels (height x width) in fit, in this X they have {now_height}x{now_width}"
+            warnings.warn(f"pictures had {change}; they are resized, and predictions may be worse.", stacklevel=3)
         # torch needs writable memory: scikit-learn may pass read-only arrays.
         return resize(torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(0, 3, 1, 2), image_size)
 
@@ -61,46 +72,68 @@ class InputFormat:
         return levels
 
 
-def are_paths(X: Any) -> bool:
-    """Whether X is a list or a one-dimensional array of paths."""
-    one_dimensional = isinstance(X, list | tuple) or (isinstance(X, np.ndarray) and X.ndim == 1)
-    return one_dimensional and len(X) > 0 and isinstance(X[0], str | Path)
+def read_files(X: Any) -> Any:
+    """A list if X is a list, a one-dimensional array or a pandas Series of paths or Pillow's pictures; else X itself."""
+    one_dimensional = isinstance(X, list | tuple) or getattr(X, "ndim", 0) == 1
+    return list(X) if one_dimensional and are_files(list(X)) else X
+
+
+def are_files(X: Any) -> TypeGuard[Files]:
+    """Whether X is a list of paths or of Pillow's pictures."""
+    return isinstance(X, list) and len(X) > 0 and isinstance(X[0], str | Path | Image.Image)
 
 
 def learn_format(X: Any, image_shape: Sequence[int] | None) -> InputFormat:
-    """The format of X in `fit`: paths, or an array of numbers (N, H, W[, C]) or (N, features)."""
-    if are_paths(X):
-        side, channels = choose_size(list(X))
-        return InputFormat("paths", side, 3 if channels == 3 else _decoded(X, SMALLEST_SIDE, 1)[1])
+    """The format of X in `fit`: files, or an array of numbers (N, H, W[, C]) or (N, features)."""
+    if are_files(X):
+        side, channels = choose_size(X)
+        return InputFormat("files", side, 3 if channels == 3 else _decoded(X, SMALLEST_SIDE, 1)[1])
     low = high = None
     are_features = X.ndim == 2 and image_shape is None
     if X.dtype != np.uint8:
         values, axis = np.asarray(X, np.float64), 0 if are_features else None
         low, high = np.asarray(values.min(axis=axis)), np.asarray(values.max(axis=axis))
     if are_features:
-        return InputFormat("features", max(SMALLEST_SIDE, math.ceil(math.sqrt(X.shape[1]))), 1, None, low, high)
+        return InputFormat("features", max(SMALLEST_SIDE, math.ceil(math.sqrt(X.shape[1]))), 1, low=low, high=high)
     shape = tuple(int(length) for length in image_shape) if X.ndim == 2 and image_shape is not None else None
     height, width, channels = _pictures(X[:1], shape).shape[1:]
-    return InputFormat("pictures", min(height, width), channels, shape, low, high)
+    return InputFormat("pictures", min(height, width), channels, (height, width), shape, low, high)
 
 
 def read_labels(y: Array) -> tuple[Array, Tensor]:
     """The sorted classes in y, and the index of each entry's class (int64), -1 for unlabeled entries.
 
-    -1 and NaN mean unlabeled, and so do None and "" in arrays of objects or text.
+    -1 and NaN mean unlabeled, and so do None, "" and pandas' NA in arrays of objects or text.
     """
-    known = np.array([not (value in (None, "", UNLABELED) or value != value) for value in y.tolist()], bool)
+    known = np.array([not _is_unlabeled(value) for value in y.tolist()], bool)
     if y.dtype.kind in "US" and (y == "-1").any():
         raise RequestError('y is an array of text with "-1" in it.\nWrite "" for unlabeled, or use an array of objects.')
     try:
         classes, numbers = np.unique(y[known], return_inverse=True)
     except TypeError as error:
         raise RequestError("y mixes classes of different types.\nUse either text or numbers.") from error
+    if y.dtype.kind == "O" and not all(isinstance(name, str) for name in classes):
+        classes = np.array(classes.tolist())  # numbers among None or NA: scikit-learn refuses numbers of type object
     if y.dtype.kind == "f" and np.isinf(classes).any():
         raise RequestError("Input y contains infinity.\nClasses are finite numbers; NaN means unlabeled.")
     labels = np.full(len(y), UNLABELED, np.int64)
     labels[known] = numbers
     return classes, torch.from_numpy(labels)
+
+
+def labeled_entries(y: Any) -> tuple[NDArray[np.intp], Array]:
+    """The rows of y that are labeled, and their classes."""
+    classes, labels = read_labels(column_or_1d(y))
+    rows = np.flatnonzero(labels != UNLABELED)
+    if not len(rows):
+        raise RequestError("every entry of y is unlabeled: scores and folds need labeled ones.\nGive some labels.")
+    return rows, classes[labels[rows]]
+
+
+def _is_unlabeled(value: Any) -> bool:
+    if value is None or type(value).__name__ == "NAType":  # pandas' NA, which is neither equal nor unequal to anything
+        return True
+    return bool(value != value or value in ("", UNLABELED))
 
 
 def _pictures(pixels: Array, image_shape: tuple[int, ...] | None) -> Array:
@@ -112,15 +145,22 @@ def _pictures(pixels: Array, image_shape: tuple[int, ...] | None) -> Array:
         pixels = pixels.reshape(len(pixels), *image_shape)
     if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[3] not in (1, 3)):
         found = f"X of shape {pixels.shape} holds no pictures"
-        raise RequestError(f"{found}.\nGive (N, H, W), (N, H, W, 1) or (N, H, W, 3), or paths of picture files.")
+        raise RequestError(f"{found}.\nGive (N, H, W), (N, H, W, 1) or (N, H, W, 3), or a list of paths or of PIL images.")
     return pixels if pixels.ndim == 4 else pixels[..., None]
 
 
-def _decoded(paths: Sequence[str | Path], size: int, channels: int) -> tuple[Tensor, int]:
+def _decoded(pictures: Any, size: int, channels: int) -> tuple[Tensor, int]:
     """Pictures uint8 (N, C, size, size), and the number of channels they need: 1 if all of them are grayscale."""
-    pixels, found = decode_pictures(list(paths), size, channels)
-    broken = [f"{path}: {what}" for path, what in zip(paths, found, strict=True) if isinstance(what, str)]
-    if broken:
-        raise DataError(f"{len(broken)} of {len(paths)} pictures cannot be read: {join_names(broken, 3)}.\nLeave them out.")
-    gray = all(not isinstance(what, str) and what.gray for what in found)
+    if isinstance(pictures[0], Image.Image):
+        decoded = [decode_image(picture.copy(), size, channels) for picture in pictures]
+        pixels = np.frombuffer(bytearray(b"".join(content for content, _ in decoded)), np.uint8)
+        pixels, facts = pixels.reshape(-1, size, size, channels), [one for _, one in decoded]
+    else:
+        pixels, found = decode_pictures(pictures, size, channels)
+        broken = [f"{path}: {what}" for path, what in zip(pictures, found, strict=True) if isinstance(what, str)]
+        if broken:
+            problem = f"{len(broken)} of {len(pictures)} pictures cannot be read: {join_names(broken, 3)}"
+            raise DataError(f"{problem}.\nLeave them out.")
+        facts = [what for what in found if not isinstance(what, str)]
+    gray = all(one.gray for one in facts)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2), 1 if gray else 3

@@ -96,6 +96,7 @@ class RunDirectory:
         self.card = path / MODEL_CARD
         self.checkpoints = path / "checkpoint"
         self.tensorboard = path / "tensorboard"
+        self.mlflow = path / "mlflow.json"
         self.evidence = path / "evidence.json"  # cross-validation over the labels, only for heads on frozen backbones
         self.lock = path / "run.lock"
 

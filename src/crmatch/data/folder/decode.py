@@ -86,30 +86,36 @@ def decode_picture(path: Path | str, size: int, channels: int) -> Pixels:
 def decode(path: str, size: int, channels: int) -> tuple[bytes, Facts]:
     """Pixels and facts of a picture, as `decode_picture` describes them; may issue warnings."""
     with open_picture(path) as picture:
-        picture.load()
-        if not _EXIF.isdisjoint(picture.info):  # looking for EXIF data in every picture would take long
-            with contextlib.suppress(Exception):  # damaged EXIF data do not affect the pixels
-                ImageOps.exif_transpose(picture, in_place=True)
-        gray = _is_gray(picture)
-        width, height = covering_size(*picture.size, size)
-        if width * height > MOST_PIXELS and picture.size != (size, size):
-            raise PictureError(f"too long and narrow ({picture.width}x{picture.height})")
-        flat, mode = _flat(picture), "L" if channels == 1 else "RGB"
-        content = square(flat if flat.mode == mode else flat.convert(mode), size).tobytes()
+        return decode_image(picture, size, channels)
+
+
+def decode_image(picture: Image.Image, size: int, channels: int) -> tuple[bytes, Facts]:
+    """Pixels and facts of a picture that Pillow has opened; the picture itself may be rotated by this."""
+    picture.load()
+    if not _EXIF.isdisjoint(picture.info):  # looking for EXIF data in every picture would take long
+        with contextlib.suppress(Exception):  # damaged EXIF data do not affect the pixels
+            ImageOps.exif_transpose(picture, in_place=True)
+    gray = _is_gray(picture)
+    width, height = covering_size(*picture.size, size)
+    if width * height > MOST_PIXELS and picture.size != (size, size):
+        raise PictureError(f"too long and narrow ({picture.width}x{picture.height})")
+    flat, mode = _flat(picture), "L" if channels == 1 else "RGB"
+    content = square(flat if flat.mode == mode else flat.convert(mode), size).tobytes()
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return content, Facts(*picture.size, gray, int.from_bytes(digest))
 
 
-def choose_size(paths: Sequence[Path | str]) -> tuple[int, int]:
-    """(image size, channels) that suit the pictures, from the headers of at most 1,000 of them, evenly spaced.
+def choose_size(pictures: Sequence[Path | str | Image.Image]) -> tuple[int, int]:
+    """(image size, channels) that suit files or Pillow's pictures, from at most 1,000 headers, evenly spaced.
 
     The size is the median shorter side within 8..512. The channels are a first guess: 1 if every header says gray.
     """
     sides, gray = [], True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for path in paths[:: max(1, -(-len(paths) // HEADERS))]:
-            with contextlib.suppress(PictureError), open_picture(path) as picture:
+        for one in pictures[:: max(1, -(-len(pictures) // HEADERS))]:
+            opened = contextlib.nullcontext(one) if isinstance(one, Image.Image) else open_picture(one)
+            with contextlib.suppress(PictureError), opened as picture:
                 sides.append(min(picture.size))
                 gray = gray and _is_gray(picture)
     side = int(np.median(sides)) if sides else SMALLEST_SIDE
