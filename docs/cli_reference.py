@@ -1,5 +1,6 @@
 """A hook of mkdocs: adds the page cli.md, made from the commands themselves."""
 
+import re
 from typing import Any
 
 import typer
@@ -15,4 +16,5 @@ def on_files(files: Any, config: Any) -> None:
     command = typer.main.get_command(app)
     arrange(command)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="crmatch", title="Commands")
+    text = re.sub(r"^Examples:\n((?:crmatch .*\n)+)", r"**Examples**:\n\n```\n\1```\n", text, flags=re.MULTILINE)
     files.append(File.generated(config, "cli.md", content=text))

@@ -15,6 +15,7 @@ import pytest
 
 from conftest import TINY, Outcome, write_packed
 from crmatch import __version__
+from crmatch.cli.display import describe_error
 from crmatch.cli.help import EXAMPLES, OPTION_PANELS
 
 Command = Callable[..., Outcome]
@@ -135,6 +136,10 @@ def test_the_baseline_is_trained_on_the_same_labels_and_compared(crmatch: Comman
     said = crmatch("train", *tiny(stripes, tmp_path), "--baseline").out
     assert "Supervised only on stripes@2, split 1, 6 labels: test error" in said
     assert "Using the 30 unlabeled images" in said
+
+
+def test_an_error_comes_with_its_interval_and_the_accuracy() -> None:
+    assert describe_error(3.8, 500) == "test error 3.80 % (95 % interval 2.4–5.9 %), accuracy 96.20 %"
 
 
 def test_evaluate_repeats_the_records_error(crmatch: Command, finished: Path, stripes: Path) -> None:
