@@ -10,7 +10,7 @@ comma := ,
 INSTALLED := .venv/installed-$(subst $(comma),-,$(EXTRAS))
 ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard-mlflow-wandb-pretrained
 
-.PHONY: demo demo-photos results quick test slow-test crash-test lint types format clean
+.PHONY: demo demo-photos docs results quick test slow-test release-check crash-test lint types format clean
 
 # Train on 40 labeled digits and write report.html: two to three minutes.
 demo: $(INSTALLED)
@@ -22,6 +22,10 @@ demo-photos: .venv/installed-dev-onnx-pretrained
 	$(BIN)/python examples/demo_photos.py demo-photos
 	$(BIN)/crmatch train demo-photos
 	$(BIN)/crmatch suggest runs/demo-photos/crmatch-head/split1-seed0 -n 5
+
+# The documentation as a site in build/site. Its theme announces its own end (May 2027) on every build unless told not to.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Rewrite the tables in docs/ from the committed records, without training.
 results: $(INSTALLED)
@@ -38,6 +42,10 @@ test: $(INSTALLED)
 # Tests that take minutes each.
 slow-test: $(ALL_INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+# Build wheel and source archive, check them, and use and test them in a new environment.
+release-check: $(INSTALLED)
+	$(BIN)/python -m pytest -p no:xdist -m "" tests/test_package.py
 
 # Kill and resume runs of every method; writes docs/results/survival.md.
 crash-test: $(INSTALLED)

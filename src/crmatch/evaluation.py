@@ -10,6 +10,7 @@ from torch import Tensor
 
 from crmatch.augment.batches import Normalizer
 from crmatch.networks.network import Network
+from crmatch.training.meter import sum_dtype
 
 BATCH = 512
 BINS = 15
@@ -93,13 +94,8 @@ def pseudo_label_counts(predicted: Tensor, used: Tensor, truth: Tensor) -> dict[
     """
     known = truth >= 0
     wrong = (predicted != truth) & known
-    return {
-        "count/used": used.double().mean(),
-        "count/known": known.double().mean(),
-        "count/wrong": wrong.double().mean(),
-        "count/known_used": (known * used).double().mean(),
-        "count/wrong_used": (wrong * used).double().mean(),
-    }
+    shares = {"used": used, "known": known, "wrong": wrong, "known_used": known * used, "wrong_used": wrong * used}
+    return {f"count/{name}": share.to(sum_dtype(share.device)).mean() for name, share in shares.items()}
 
 
 def pseudo_label_quality(means: Mapping[str, float]) -> dict[str, float | None]:

@@ -15,6 +15,8 @@ import pytest
 
 from conftest import TINY, Outcome, write_packed
 from crmatch import __version__
+from crmatch.cli.display import describe_error
+from crmatch.cli.help import EXAMPLES, OPTION_PANELS
 
 Command = Callable[..., Outcome]
 
@@ -35,7 +37,8 @@ def finished(crmatch: Command, stripes: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["figure", "curves", "--help"]])
 def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> None:
     code = f"import sys; sys.argv = {['crmatch', *arguments]!r}\nfrom crmatch.cli.app import main\n"
-    code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert 'torch' not in sys.modules"
+    heavy = {"torch"} if len(arguments) > 1 else {"torch", "pydantic"}  # for a command's own options Typer imports pydantic
+    code += f"try: main()\nexcept SystemExit as stop: assert not stop.code\nassert not {heavy} & set(sys.modules)"
     seconds = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -44,6 +47,23 @@ def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> No
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "train" in answer.stdout.lower()
     assert min(seconds) < 0.5  # processor time: the command waits for nothing, and other programs do not count
+
+
+def test_help_shows_panels_and_examples_and_no_type_beside_flags(crmatch: Command) -> None:
+    for name, examples in EXAMPLES.items():
+        said = crmatch(*([name] if name != "crmatch" else []), "--help").out
+        assert all(example in said for example in examples)
+        assert "<bool>" not in said
+    for panel in OPTION_PANELS:
+        assert f"─ {panel} ─" in said
+
+
+@pytest.mark.process
+def test_the_shell_completes_commands() -> None:
+    program = Path(sys.executable).with_name("crmatch")
+    environment = {**os.environ, "_CRMATCH_COMPLETE": "complete_bash", "COMP_WORDS": "crmatch ev", "COMP_CWORD": "1"}
+    answer = subprocess.run([program], capture_output=True, text=True, check=True, env=environment)
+    assert answer.stdout.split() == ["evaluate"]
 
 
 @pytest.mark.process
@@ -71,6 +91,7 @@ def test_train_ends_with_error_and_directory_and_writes_everything(crmatch: Comm
     assert names <= {file.name for file in directory.iterdir()}
     assert directory.parent.parent == tmp_path / "runs" / "stripes@2"
     assert "step 5 of 20: loss" in outcome.err
+    assert "20 steps of 42 images, about" in outcome.err, "the cost is said before the first step"
 
 
 def test_the_record_says_everything_about_the_run(finished: Path) -> None:
@@ -115,6 +136,10 @@ def test_the_baseline_is_trained_on_the_same_labels_and_compared(crmatch: Comman
     said = crmatch("train", *tiny(stripes, tmp_path), "--baseline").out
     assert "Supervised only on stripes@2, split 1, 6 labels: test error" in said
     assert "Using the 30 unlabeled images" in said
+
+
+def test_an_error_comes_with_its_interval_and_the_accuracy() -> None:
+    assert describe_error(3.8, 500) == "test error 3.80 % (95 % interval 2.4–5.9 %), accuracy 96.20 %"
 
 
 def test_evaluate_repeats_the_records_error(crmatch: Command, finished: Path, stripes: Path) -> None:
@@ -179,7 +204,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["show", "config", "digits@4", "--diff", "ubs"], 2, "Did you mean 'usb'?"),
     (["show", "config", "digits@4", "--set", "recipe=paper"], 2, "cannot be changed"),
     (["show", "config", "digits@4", "--set", "setting=../../elsewhere"], 2, "cannot be changed"),
-    (["train", "cifar10@4"], 3, "cifar10"),
+    (["train", "cifar10@4"], 3, "crmatch data fetch cifar10"),
     (["train", "broken@4"], 3, "cannot be read as a packed set"),
     (["evaluate", "/nowhere"], 3, "/nowhere does not exist"),
     (["train", ""], 2, "is not a setting"),
@@ -214,6 +239,23 @@ def test_wrong_requests_get_two_plain_lines_and_their_exit_code(
     assert outcome.out == ""
     assert "Traceback" not in outcome.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_more_than_a_day_of_training_starts_only_if_it_was_asked_for(
+    crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_packed(tmp_path / "cifar10.npz", classes=10, side=32)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr("crmatch.runs.run.run", lambda *arguments, **options: pytest.fail("it started"))
+    arguments = ["train", "cifar10@4", "--data-dir", tmp_path, "--out", tmp_path / "runs"]
+    outcome = crmatch(*arguments)
+    assert outcome.code == 2
+    assert "about 237 days with 2 threads" in outcome.err
+    assert "--recipe quick (about" in outcome.err
+    assert crmatch("train", "digits@4", "--steps", 10**8).code == 2
+    for wanted in (["--recipe", "paper"], ["--yes"], ["--recipe", "quick"], ["--steps", 9]):
+        with pytest.raises(pytest.fail.Exception, match="it started"):
+            crmatch(*arguments, *wanted)
 
 
 def test_a_directory_of_another_spec_is_left_alone(crmatch: Command, finished: Path, stripes: Path) -> None:

@@ -49,8 +49,8 @@ def test_a_dry_run_needs_neither_torch_nor_data(tmp_path: Path) -> None:
     ).stdout.splitlines()
     assert lines[0] == "Table 3: ablation of RotNet and FeatDistLoss; the paper's settings, split 1 (n = 1)"
     assert lines[1] == "24 runs, 0 finished, 24 missing"
-    assert "crmatch train cifar10@4 --set method.rotation_weight=0.0" in lines
-    times = r"about 23\d\.\d days on two cores, estimated \d\.\d days on one GPU, 5\.\d GB of memory"
+    assert "crmatch train cifar10@4 --recipe paper --set method.rotation_weight=0.0" in lines
+    times = r"about 47\d days with 1 thread, estimated \d\.\d days on one GPU, 5\.\d GB of memory"
     assert any(re.fullmatch(rf"    # 524,288 steps of 2,304 images, {times}", line) for line in lines)
     assert lines[-1].startswith("all of them: about ")
     assert not list(tmp_path.iterdir())

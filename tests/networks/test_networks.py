@@ -29,7 +29,7 @@ TINY = WideResNetConfig(filters=4, repeat=1)
 STL10_STRIDE_2 = NETWORKS["wrn-37-2"].model_copy(update={"first_stride": 2})
 
 
-# Spec section 1.1 to 1.3: network, image size, classes, parameters with and without convolution biases, (a), z, h.
+# The papers' networks: network, image size, classes, parameters with and without convolution biases, (a), z, h.
 PUBLISHED = [
     (NETWORKS["wrn-28-2"], 32, 10, 1_469_642, 1_467_610, (128, 8, 8), 1_048_704, 17_028),
     (NETWORKS["wrn-28-2"], 32, 100, 1_481_252, 1_479_220, (128, 8, 8), 1_048_704, 17_028),
@@ -90,7 +90,7 @@ def test_only_the_very_first_block_adds_its_activated_input() -> None:
 
 
 def reference_wide_resnet(network: Network, images: torch.Tensor, slope: float = 0.1) -> torch.Tensor:
-    """Spec section 1.1 written out with functional calls, training-mode statistics."""
+    """Wide ResNet written out with functional calls, training-mode statistics."""
 
     def norm(x: torch.Tensor, layer: nn.BatchNorm2d) -> torch.Tensor:
         mean, variance = x.mean(dim=(0, 2, 3), keepdim=True), x.var(dim=(0, 2, 3), unbiased=False, keepdim=True)

@@ -12,7 +12,7 @@ from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError
 from crmatch.paper.grid import Grid, Overrides, find_table, make_grid, parse_splits
 from crmatch.paper.tables import PAPER_TABLES
-from crmatch.runs.cost import estimate, images_per_step, network_layers
+from crmatch.runs.cost import DAY, duration, estimate, images_per_step, network_layers
 from crmatch.runs.directory import changed_keys, train_command
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec, parse_spec
@@ -274,7 +274,8 @@ def command_spec(command: str) -> RunSpec:
     return make_spec(words[2], options.get("--method", ["crmatch"])[0], options.get("--recipe", [None])[0], None, changed)
 
 
-def test_costs_agree_with_what_was_measured() -> None:
+def test_costs_agree_with_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # as measured
     digits, cifar = (recipe(parse_setting(name), "crmatch") for name in ("digits@4", "cifar10@4"))
     assert (images_per_step(digits), images_per_step(cifar)) == (288, 2304)
     assert images_per_step(recipe(parse_setting("cifar10@4"), "fixmatch")) == 960
@@ -282,6 +283,9 @@ def test_costs_agree_with_what_was_measured() -> None:
     assert images_per_step(usb) == 1216
     small, large = estimate(digits, parse_setting("digits@4")), estimate(cifar, parse_setting("cifar10@4"))
     assert small.cpu_seconds == pytest.approx(88, rel=0.02)
+    assert [duration(seconds) for seconds in (45, 700, 5.2 * 3600, 3.1 * DAY, 237.4 * DAY, 2e9)] == [
+        "45 s", "12 min", "5.2 h", "3.1 days", "237 days", "63 years",
+    ]  # fmt: skip
     assert large.cpu_seconds == pytest.approx(39 * 524_288, rel=0.02)
     assert estimate(usb, parse_setting("cifar10@4")).memory_bytes == pytest.approx(3.1e9, rel=0.03)
     assert estimate(usb, parse_setting("cifar10@4"), "kept").memory_bytes == pytest.approx(5.4e9, rel=0.03)

@@ -175,7 +175,7 @@ def test_latex_has_the_papers_layout() -> None:
     assert r"\begin{tabular}{llrrrr}" in text
     assert r"RotNet & FeatDistLoss & MiniImageNet@40 & CIFAR10@4 & CIFAR100@4 & SVHN@4 \\" in text
     assert r"\checkmark & \checkmark & -- {\scriptsize(33.82)} & \textbf{10.00} {\scriptsize(10.92)}" in text
-    assert "% missing: crmatch train svhn@4\n" in text
+    assert "% missing: crmatch train svhn@4 --recipe paper\n" in text
     assert "% runs of RotNet ✓, FeatDistLoss ✓, CIFAR10@4: runs/r3c1/split1-seed0" in text
     grouped = grid_of("pairs")
     columns = tuple(column._replace(group="CIFAR-100") for column in grouped.columns)

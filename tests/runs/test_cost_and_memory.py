@@ -62,7 +62,7 @@ def test_if_no_batch_fits_the_other_switches_are_named(monkeypatch: pytest.Monke
 
 def test_a_run_that_cannot_fit_ends_with_code_2_before_it_writes(crmatch: Callable[..., Outcome], tmp_path: Path) -> None:
     arguments = ["--set", "plan.unlabeled_batch_size=65536", "--set", "network.filters=512", "--out", tmp_path / "runs"]
-    outcome = crmatch("train", "digits@4", *arguments)
+    outcome = crmatch("train", "digits@4", "--yes", *arguments)
     assert outcome.code == 2
     assert "are free" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 2

@@ -22,7 +22,7 @@ def value(spec: RunSpec, key: str) -> Any:
     return dict(flatten(spec.to_json()))[key]
 
 
-# Spec section 6.1: (setting, method, recipe) -> key: value
+# What the recipes must contain: (setting, method, recipe) -> key: value
 TABLE: list[tuple[str, str, str, dict[str, Any]]] = [
     ("cifar10@4", "crmatch", "paper", {
         "augmentation.variant": "paper", "method.ties": "exclude", "data.unlabeled": "remaining", "plan.steps": 524_288,

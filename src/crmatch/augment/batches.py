@@ -27,11 +27,12 @@ class Normalizer:
         """Compute scale and shift; `mean` and `std` have one entry per channel, for pixels scaled to 0..1."""
         scale = [1 / (255 * deviation) for deviation in std]
         shift = [average / deviation for average, deviation in zip(mean, std, strict=True)]
+        self.device = torch.device(device)  # of normalized images
         self._scale, self._shift = torch.tensor([scale, shift], dtype=dtype, device=device)[:, :, None, None]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Convert uint8 (N, C, H, W) to floats in channels_last memory, in which convolutions are faster."""
-        pixels = images.to(dtype=self._scale.dtype, memory_format=torch.channels_last)
+        """Convert uint8 (N, C, H, W) to floats on `device`, in channels_last memory, in which convolutions are faster."""
+        pixels = images.to(self.device).to(dtype=self._scale.dtype, memory_format=torch.channels_last)
         return pixels.mul_(self._scale).sub_(self._shift)
 
 
@@ -57,7 +58,7 @@ class BatchMaker:
     does not depend on the number of processes.
     """
 
-    images: Tensor  # uint8 (N, C, H, W), the whole training set on the device
+    images: Tensor  # uint8 (N, C, H, W), the whole training set; augmented where it is, then moved to the normalizer's device
     labels: Tensor  # int64 (N,); only those of labeled rows are read
     labeled: Tensor  # rows of the labeled images
     unlabeled: Tensor  # rows of the unlabeled images
@@ -75,7 +76,7 @@ class BatchMaker:
         rows = {source: self._pool(source)[places] for source, places in positions.items()}
         views = {view.name: self.normalizer(self._augmented(view, rows[view.source], step)) for view in self.views}
         labels = self.labels[rows["labeled"]] if "labeled" in rows else self.labels[:0]
-        return Batch(labels, views, positions["unlabeled"])
+        return Batch(labels.to(self.normalizer.device), views, positions["unlabeled"].to(self.normalizer.device))
 
     def learn(self, step: int, predict: Callable[[Tensor], Tensor]) -> None:
         """Update a learning policy with probes of the step's weakly augmented labeled images.
@@ -92,8 +93,8 @@ class BatchMaker:
         draws = self.policy.draw(len(rows), height, width, generator(self.seed, "probe", step), probe=True)
         probes = self.processes.all_gather_rows(self.policy.apply(weak, rows_of(draws, own)), len(rows))
         probabilities = predict(self.normalizer(probes))
-        proximity = probabilities.gather(1, self.labels[rows][:, None]).squeeze(1)
-        self.policy.learn(draws, proximity.cpu())
+        proximity = probabilities.cpu().gather(1, self.labels[rows].cpu()[:, None]).squeeze(1)
+        self.policy.learn(draws, proximity)
 
     def pool(
         self, source: Literal["labeled", "unlabeled"], augmentation: Literal["none", "weak"] = "none", step: int = 0

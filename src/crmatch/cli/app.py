@@ -11,6 +11,7 @@ import typer
 import crmatch
 from crmatch.cli.analyze import distances, figure, probe, report
 from crmatch.cli.data import data
+from crmatch.cli.help import arrange
 from crmatch.cli.show import show
 from crmatch.cli.table import table
 from crmatch.cli.train import evaluate, is_main_process, train
@@ -21,7 +22,6 @@ from crmatch.runs.signals import catch_signals
 app = typer.Typer(
     help="Train image classifiers from a handful of labels and a pile of unlabeled images.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -55,7 +55,9 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("crmatch").setLevel(logging.INFO if is_main_process() else logging.CRITICAL)
     try:
-        app(standalone_mode=False)
+        command = typer.main.get_command(app)
+        arrange(command)
+        command(standalone_mode=False)
     except CRMatchError as error:
         if is_main_process() or isinstance(error, LostProcessError):
             typer.echo(f"crmatch: {error}", err=True)

@@ -81,6 +81,7 @@ class Display(AbstractContextManager["Display"]):
 
     def __init__(self, spec: RunSpec, quiet: bool = False, brief: bool = False) -> None:
         self._spec, self._quiet, self._brief = spec, quiet, brief
+        self.cost = ""  # of the run, in words
         self._bar = Bar("steps", quiet or brief)
         self._features: Bar | None = None
         self._first = self._total = 0
@@ -113,7 +114,7 @@ class Display(AbstractContextManager["Display"]):
         self._first, self._total = done, total
         spec = self._spec
         run = f"{METHODS[spec.method.name].title} on {spec.setting}, recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"
-        self._say(f"{run}: {total:,} steps" + (f", resuming after step {done:,}" if done else ""))
+        self._say(f"{run}: {self.cost or f'{total:,} steps'}" + (f", resuming after step {done:,}" if done else ""))
         self._bar.start(total, done, spec.method.name)
 
     def advance(self, done: int) -> None:
@@ -147,6 +148,15 @@ class Display(AbstractContextManager["Display"]):
             self._bar.console.print(text, soft_wrap=True)
 
 
+def describe_error(error: float, images: int) -> str:
+    """A test error in percent with its 95 % interval (Wilson) and the accuracy, in words."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(error / 100 * images), images).proportion_ci(method="wilson")
+    low, high = 100 * interval.low, 100 * interval.high
+    return f"test error {error:.2f} % (95 % interval {low:.1f}–{high:.1f} %), accuracy {100 - error:.2f} %"
+
+
 def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> None:
     """The result of `crmatch train`: test errors, the gain over the baseline if there is one, and the directories."""
     first, *others = records
@@ -156,8 +166,10 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> 
         if record.error is None:
             result = "trained; there is no test set to measure it on"
         else:
-            details = f"{record.test_images:,} images, {HEADLINES[record.spec.headline]}"
-            result = f"test error {record.error:.2f} % ({details}, {duration(record.seconds)} of training)"
+            details = (
+                f"{record.test_images:,} images, {HEADLINES[record.spec.headline]}, {duration(record.seconds)} of training"
+            )
+            result = f"{describe_error(record.error, record.test_images)} ({details})"
         typer.echo(f"{title} on {setting}: {result}")
     if others and first.error is not None and others[0].error is not None:
         gain = others[0].error - first.error
@@ -176,7 +188,7 @@ def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int
         ]
     )
     typer.echo(
-        f"{run}: test error {quality.error:.2f} % on {images:,} images of {record.spec.setting}, "
+        f"{run}: {describe_error(quality.error, images)} on {images:,} images of {record.spec.setting}, "
         f"calibration error {quality.calibration_error:.2f} percentage points"
     )
 

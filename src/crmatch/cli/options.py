@@ -47,7 +47,7 @@ BackboneOption = Annotated[
 MinutesOption = Annotated[
     float | None, typer.Option("--minutes", min=0.1, help="Train as long as fits into this time, instead of a number of steps.")
 ]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps (Apple GPU).")]
 CompileOption = Annotated[
     bool, typer.Option("--compile", help="Compile the network: may be faster, equal only up to rounding.")
 ]

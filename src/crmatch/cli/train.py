@@ -62,6 +62,7 @@ def train(
         typer.Option("--tracker", metavar="NAME", help="Also write curves for tensorboard, mlflow or wandb; repeatable."),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Short for --tracker tensorboard.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start even if the estimated time is more than a day.")] = False,
     json_: options.JsonOption = False,
 ) -> None:
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
@@ -73,6 +74,7 @@ def train(
     changes = options.read_changes(config, set_, {**named, "split": split, "seed": seed})
     started = time.monotonic()
     workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
+    long_is_wanted = yes or minutes is not None or recipe in ("paper", "usb", "original")
     recipe = _choose_recipe(workspace.setting(setting, labels), method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
     specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
@@ -89,10 +91,13 @@ def train(
             replace(spec, **{"data.image_size": changes["data.image_size"], "network.size_chosen": spec.recipe == recipe})
             for spec in specs
         ]
+    if not long_is_wanted:
+        _refuse_long_run(specs[0], workspace, execution)
     if is_main_process():
-        _check_pictures(specs, workspace, execution, quiet=json_)
+        _check_pictures(specs[0], workspace, quiet=json_)
     from crmatch.cli.display import Display, print_records
     from crmatch.distributed.process_group import join
+    from crmatch.runs.cost import describe_cost, estimate
     from crmatch.runs.run import run
 
     records: dict[int, RunRecord] = {}
@@ -102,7 +107,8 @@ def train(
     # With a frozen backbone the baseline takes seconds, and its features say whether unlabeled images help: it comes first.
     for number in reversed(range(len(specs))) if pretrained else range(len(specs)):
         with ExitStack() as stack:
-            progress: Progress = stack.enter_context(Display(specs[number], quiet=json_ or not is_main_process()))
+            display = stack.enter_context(Display(specs[number], quiet=json_ or not is_main_process()))
+            progress: Progress = display
             if pretrained and number == 0 and len(specs) > 1 and processes.count == 1:
                 evidence = _gather_evidence(specs, workspace, execution, progress)
                 if evidence and not json_:
@@ -121,6 +127,10 @@ def train(
                 from crmatch.cli.trackers import tracked
 
                 progress = stack.enter_context(tracked(name, specs[number], workspace, beside=progress))
+            if not pretrained:
+                display.cost = describe_cost(
+                    estimate(specs[number], workspace.setting_of(specs[number]), execution.activations)
+                )
             watched: dict[str, Any] = {"resume": resume, "progress": progress, "stop": stop, "processes": processes}
             records[number] = run(specs[number], workspace, execution, **watched)
     if not is_main_process():
@@ -234,17 +244,42 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execution, quiet: bool) -> None:
+def _refuse_long_run(spec: RunSpec, workspace: Workspace, execution: Execution) -> None:
+    """Stop before more than a day of training, unless it was begun before, and name what takes minutes."""
+    from crmatch.data.official.fetch import require_set
+    from crmatch.methods import METHODS
+    from crmatch.runs.cost import DAY, describe_cost, duration, estimate
+
+    setting = workspace.setting_of(spec)
+    cost = estimate(spec, setting, execution.activations)
+    if (cost.cpu_seconds or 0) <= DAY or spec.recipe == "head" or workspace.run_directory(spec).spec.exists():
+        return
+    if execution.device != "cpu" and (cost.gpu_seconds or 0) <= DAY:
+        from crmatch.training.runtime import choose_runtime
+
+        if choose_runtime(execution, spec.precision).device.type == "cuda":
+            return
+    if spec.data.folder is None:
+        require_set(setting.data, workspace.data_dir)
+    advice = "Use a smaller --image-size or fewer --steps, or add --yes to train it all the same."
+    if spec.recipe == "paper":
+        quick = estimate(options.make_spec(setting.name, spec.method.name, "quick", workspace.data_dir, {}), setting)
+        advice = (
+            f"Use --recipe quick (about {duration(quick.cpu_seconds or 0)}), or add --recipe paper to train it all the same."
+        )
+    run = f"{METHODS[spec.method.name].title} on {spec.setting}, recipe {spec.recipe}"
+    raise RequestError(f"{run}, would take long: {describe_cost(cost)}.\n{advice}")
+
+
+def _check_pictures(spec: RunSpec, workspace: Workspace, quiet: bool) -> None:
     """Decode a folder's pictures with a progress bar and print what was found, before anything heavy is imported."""
-    spec = specs[0]
     if spec.data.folder is None:
         return
     from crmatch.cli.display import Bar
     from crmatch.data.folder.preflight import check_folder
-    from crmatch.methods import METHODS
     from crmatch.networks.config import PretrainedConfig
     from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
-    from crmatch.runs.cost import describe_cost, duration, estimate, pretrained_seconds
+    from crmatch.runs.cost import duration, on_cpu, pretrained_seconds
     from crmatch.spec.run_spec import replace
 
     setting = workspace.setting_of(spec)
@@ -259,12 +294,9 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
         pictures, network = sum(one.labeled for one in report.classes) + report.unlabeled, spec.network.backbone
         known = network in EFFICIENTNET_LITE
         head = replace(spec, **{"network.train": "head"})
-        time_needed = f", about {duration(pretrained_seconds(head, setting.channels, pictures))} on two cores" if known else ""
+        time_needed = f", about {duration(pretrained_seconds(head, setting.channels, pictures))} {on_cpu()}" if known else ""
         lines.append(
             f"First the pretrained network {network} computes features of {pictures:,} pictures at {spec.data.image_size} px "
             f"in several views (once{time_needed}). A classifier is then trained on them in seconds."
         )
-    else:
-        costs = [describe_cost(estimate(one, setting, execution.activations)) for one in specs]
-        lines += [f"{METHODS[one.method.name].title}: {cost}" for one, cost in zip(specs, costs, strict=True)]
     typer.echo("\n".join(lines), err=True)

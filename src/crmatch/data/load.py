@@ -11,7 +11,7 @@ import torch
 from crmatch.data.folder.scan import join_names, label_lines
 from crmatch.data.images import UNLABELED, DataSet, ImageSet, resize
 from crmatch.data.official.catalog import CATALOG
-from crmatch.data.official.fetch import READERS, fetch, missing_set_error
+from crmatch.data.official.fetch import READERS, fetch, require_set
 from crmatch.data.packed import Arrays, Rows, packed_path, read_packed
 from crmatch.data.settings import default_data_dir
 from crmatch.data.splits import Split
@@ -65,14 +65,13 @@ def _resized(part: ImageSet, size: int) -> ImageSet:
 
 def _read(name: str, path: Path) -> Arrays:
     """Read a packed set. One that comes with a package is packed first, or used without a copy if it cannot be written."""
-    entry = CATALOG.get(name)
+    require_set(name, path.parent)
     if not path.is_file():
-        if entry is None or not entry.bundled:
-            raise missing_set_error(name, path.parent)
         try:
             fetch(name, path.parent)
         except DataError as error:
             logger.info("%s is not copied to the data directory: %s", name, error)
+            entry = CATALOG[name]
             return {key: array for key, array in READERS[entry.reader]([], entry).items() if not isinstance(array, Rows)}
     return read_packed(path)
 

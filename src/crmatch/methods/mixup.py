@@ -13,7 +13,7 @@ class Mixing(NamedTuple):
     """Row i of N rows becomes share_i * row_i + (1 - share_i) * row_partner_i.
 
     Attributes:
-        share: float64 (N,), lam.
+        share: float64 (N,) on the CPU, lam.
         partner: int64 (N,).
     """
 
@@ -24,7 +24,7 @@ class Mixing(NamedTuple):
         """Mix the rows of `values` (N, ...)."""
         import torch
 
-        share = self.share.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
+        share = self.share.to(values.dtype).to(values.device).reshape(-1, *[1] * (values.ndim - 1))
         return torch.lerp(values.index_select(0, self.partner), values, share)
 
 
@@ -56,4 +56,4 @@ def draw_mixing(
     if keep_larger:
         share = torch.maximum(share, 1 - share)
     partners = torch.randperm(count, generator=generator) if partner == "random" else torch.arange(count - 1, -1, -1)
-    return Mixing(share.expand(count).to(images.device), partners.to(images.device))
+    return Mixing(share.expand(count), partners.to(images.device))

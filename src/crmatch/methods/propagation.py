@@ -95,7 +95,7 @@ def affinity(features: Tensor, neighbors: int, power: float) -> sparse.csr_array
         similarity[rows - first, rows] = -torch.inf  # an image is not its own neighbor
         nearest = similarity.topk(count, dim=1)
         block = slice(first, first + len(rows))
-        values[block] = nearest.values.clamp_min(0).double().pow(power).cpu().numpy()
+        values[block] = nearest.values.clamp_min(0).cpu().double().pow(power).numpy()
         columns[block] = nearest.indices.cpu().numpy()
     starts = np.arange(images + 1, dtype=np.int64) * count
     return sparse.csr_array((values.reshape(-1), columns.reshape(-1), starts), shape=(images, images))

@@ -56,7 +56,7 @@ def class_prototypes(features: Tensor, count: int, generator: torch.Generator) -
         return mean
     if clusters >= len(features):
         return torch.cat([mean, features])
-    members = kmeans(F.normalize(features.double(), dim=1), clusters, generator)
+    members = kmeans(F.normalize(features.cpu().double(), dim=1), clusters, generator).to(features.device)
     own = [features[members == cluster] for cluster in range(clusters)]
     return torch.cat([mean, *(part.mean(dim=0, keepdim=True) for part in own if len(part))])
 

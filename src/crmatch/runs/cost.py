@@ -1,8 +1,9 @@
 """What a run costs, estimated from its spec alone: images per step, time and memory; and whether it fits. Imports no torch.
 
 Time = steps * images per step * seconds per image. Seconds per image are interpolated over the network's multiply-adds between
-three measured networks (log-log scale; proportional beyond them). Methods that pass images through the network several times
-per step (MixMatch, VAT) take longer than estimated. Memory = process + weights + activations kept for the backward pass.
+three measured networks (log-log scale; proportional beyond them). They were measured with two threads; other numbers of threads
+are assumed to be proportionally faster or slower. Methods that pass images through the network several times per step
+(MixMatch, VAT) take longer than estimated. Memory = process + weights + activations kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from crmatch.data.folder.workers import available_cores
 from crmatch.data.official.catalog import CATALOG
 from crmatch.data.settings import Setting
 from crmatch.errors import RequestError
@@ -30,8 +32,9 @@ from crmatch.training.execution import Activations
 logger = logging.getLogger(__name__)
 IGNORE = "CRMATCH_IGNORE_MEMORY"  # environment variable; 1 trains although the estimate exceeds the free memory
 STEM_CHANNELS = 16
-# (multiply-adds, seconds) per image on two cores of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`.
+# (multiply-adds, seconds) per image with two threads of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`.
 MEASURED = ((3.05e6, 0.088 / 288), (11.1e6, 0.190 / 288), (214e6, 39 / 2304))
+MEASURED_THREADS = 2
 # Seconds per multiply-add of a forward pass by onnxruntime: 90,000 views of cifar10_small at 96 pixels took 120 s.
 FEATURE_SECONDS = 1.9e-11
 TRAINING_FACTOR = 3.0  # time of a training image by torch, the first third of the network frozen, in such forward passes
@@ -67,7 +70,7 @@ class Cost(NamedTuple):
 
     images_per_step: int
     steps: int | None
-    cpu_seconds: float | None  # on two cores
+    cpu_seconds: float | None  # with the threads in use
     gpu_seconds: float | None
     memory_bytes: float
 
@@ -109,12 +112,20 @@ def images_per_step(spec: RunSpec) -> int:
     return sum(sizes[view.source] for view in method.views) + method.extra_images(sizes["labeled"], sizes["unlabeled"])
 
 
+def threads_in_use() -> int:
+    """Threads that torch will use on a CPU, known without importing it."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdigit() and int(asked) else available_cores()
+
+
 def _seconds_per_image(multiply_adds: float) -> float:
+    """Seconds of a training step per image, with the threads in use."""
+    speedup = threads_in_use() / MEASURED_THREADS
     for (left, before), (right, after) in itertools.pairwise(MEASURED):
         if left < multiply_adds <= right:
-            return float(before * (after / before) ** (math.log(multiply_adds / left) / math.log(right / left)))
+            return float(before * (after / before) ** (math.log(multiply_adds / left) / math.log(right / left))) / speedup
     nearest, seconds = MEASURED[0] if multiply_adds <= MEASURED[0][0] else MEASURED[-1]
-    return seconds * multiply_adds / nearest
+    return seconds * multiply_adds / nearest / speedup
 
 
 def network_layers(network: WideResNetConfig | ResNet18Config | PretrainedConfig, channels: int, side: int) -> list[Layer]:
@@ -139,10 +150,11 @@ def network_layers(network: WideResNetConfig | ResNet18Config | PretrainedConfig
 
 
 def pretrained_seconds(spec: RunSpec, channels: int, images: int) -> float:
-    """Seconds on two cores of a run with a pretrained backbone: features of `images` pictures, and 400 steps of tuning."""
+    """Seconds of a run with a pretrained backbone: features of `images` pictures, and 400 steps of tuning."""
     assert isinstance(spec.network, PretrainedConfig)
     layers = network_layers(spec.network, channels, spec.data.image_size)
     forward = sum(layer.weights * layer.pixels for layer in layers) * FEATURE_SECONDS
+    forward *= MEASURED_THREADS / threads_in_use()
     views = images * (1 + spec.network.weak_views + spec.network.strong_views)
     features = views * forward * (1.0 if onnxruntime_is_installed() else 2.5)
     tuning = USEFUL_STEPS * images_per_step(spec) * TRAINING_FACTOR * forward if spec.network.train == "all" else 0.0
@@ -161,12 +173,15 @@ def _efficientnet_layers(backbone: str, side: int) -> list[Layer]:
     return [*layers, Layer(blocks[-1].width * OUT_CHANNELS, side**2, OUT_CHANNELS)]
 
 
+DAY = 86400.0
+
+
 def duration(seconds: float) -> str:
-    """Seconds in a unit that fits: "45 s", "12 min", "5.2 h", "3.1 days"."""
-    for limit, unit, length in ((90, "s", 1), (90 * 60, "min", 60), (36 * 3600, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / length:.2g} {unit}" if unit == "h" else f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 86400:.1f} days"
+    """Seconds in a unit that fits: "45 s", "12 min", "5.2 h", "3.1 days", "61 years"."""
+    units = ((90, "s", 1.0), (90 * 60, "min", 60.0), (1.5 * DAY, "h", 3600.0), (700 * DAY, "days", DAY))
+    unit, length = next(((unit, length) for limit, unit, length in units if seconds < limit), ("years", 365.25 * DAY))
+    value = seconds / length
+    return f"{value:.{int(length > 60 and value < 10)}f} {unit}"
 
 
 def describe_cost(cost: Cost, lengths: bool = True) -> str:
@@ -175,7 +190,13 @@ def describe_cost(cost: Cost, lengths: bool = True) -> str:
     if cost.cpu_seconds is None or cost.gpu_seconds is None:
         return f"time depends on its number of epochs, {cost.images_per_step:,} images per step, {memory}"
     what = f"{cost.steps:,} steps of {cost.images_per_step:,} images, " if lengths else ""
-    return f"{what}about {duration(cost.cpu_seconds)} on two cores, estimated {duration(cost.gpu_seconds)} on one GPU, {memory}"
+    return f"{what}about {duration(cost.cpu_seconds)} {on_cpu()}, estimated {duration(cost.gpu_seconds)} on one GPU, {memory}"
+
+
+def on_cpu() -> str:
+    """Where a time of this module holds, in words."""
+    threads = threads_in_use()
+    return f"with {threads} thread{'s' * (threads > 1)}"
 
 
 def check_memory(spec: RunSpec, setting: Setting, free: int | None, activations: Activations = "lean") -> None:

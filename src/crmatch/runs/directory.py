@@ -70,7 +70,9 @@ def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
     words = ["crmatch", "train", spec.data.folder or spec.setting]
     words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
     words += ["--method", spec.method.name] if spec.method.name != "crmatch" else []
-    words += ["--recipe", spec.recipe] if spec.recipe != default_recipe(setting, spec.method.name) else []
+    # Runs of the paper's length start only if their recipe is named.
+    is_default = spec.recipe == default_recipe(setting, spec.method.name)
+    words += ["--recipe", spec.recipe] if spec.recipe == "paper" or not is_default else []
     backbone = getattr(spec.network, "backbone", DEFAULT_BACKBONE)
     words += ["--backbone", backbone] if backbone != DEFAULT_BACKBONE else []
     words += ["--split", str(spec.split)] if spec.split != 1 else []

@@ -85,7 +85,7 @@ class Experiment:
             found = f"data.mean and data.std have {len(self.mean)} and {len(self.std)} values for {channels} channels"
             raise RequestError(f"{found}.\nGive one value, or {channels}.")
         self.normalizer = Normalizer(self.mean, self.std, runtime.dtype, runtime.device)
-        self._test = (data.test.images.to(runtime.device), data.test.labels.to(runtime.device)) if data.test else None
+        self._test = (data.test.images.to(runtime.data_device), data.test.labels) if data.test else None
         self._true_classes = data.train.labels[split.unlabeled].to(runtime.device)
         self._total_steps = spec.plan.total_steps(len(split.unlabeled))
         self._collapse = CollapseWatch(data.train.class_names, self._total_steps, runtime.device)
@@ -105,7 +105,7 @@ class Experiment:
         return Training(spec.method, network, self._batches(), spec.plan, self._total_steps, epoch, self.runtime, spec.seed)
 
     def _batches(self) -> BatchMaker | FeatureBatches:
-        spec, device, plan, strong = self.spec, self.runtime.device, self.spec.plan, self.spec.augmentation
+        spec, device, plan, strong = self.spec, self.runtime.data_device, self.spec.plan, self.spec.augmentation
         labeled, unlabeled, extra = plan.labeled_batch_size, plan.unlabeled_batch_size, spec.method.extra_batch_size
         return BatchMaker(
             images=self.data.train.images.to(device),
@@ -149,7 +149,7 @@ class Experiment:
         if self._test is None:
             return None
         images, labels = self._test
-        return measure(predict_probabilities(network, images, self.normalizer), labels)
+        return measure(predict_probabilities(network, images, self.normalizer).cpu(), labels)
 
     def evaluated(self, models: Models) -> Network:
         """The model whose error the method reports."""

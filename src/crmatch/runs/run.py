@@ -63,7 +63,7 @@ def run(
     runtime = choose_runtime(execution, spec.precision, processes)
     # The main process returns from main_first when all others have called it: by then all have looked into the directory.
     data, split = processes.main_first(lambda: load_run_data(spec, setting, workspace.data_dir))
-    free = free_bytes() if runtime.device.type == "cpu" else torch.cuda.mem_get_info(runtime.device)[0]
+    free = torch.cuda.mem_get_info(runtime.device)[0] if runtime.device.type == "cuda" else free_bytes()
     check_memory(spec, setting, free, runtime.activations)
     experiment = make_experiment(spec, data, split, runtime, workspace, execution, progress, stop)
     with directory.locked() if processes.is_main else nullcontext():

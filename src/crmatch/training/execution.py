@@ -12,7 +12,7 @@ class Execution(NamedTuple):
     """Where and how a run computes; none of it changes the result, except that compiled code rounds differently.
 
     Attributes:
-        device: `auto`, `cpu` or `cuda`; `auto` takes a GPU if there is one.
+        device: `auto`, `cpu`, `cuda` or `mps`; `auto` takes a CUDA GPU if there is one.
         compile: compile the backbone's training passes.
         recompute: keep few activations and recompute them in the backward pass (gradient checkpointing).
     """
@@ -24,7 +24,7 @@ class Execution(NamedTuple):
     @property
     def activations(self) -> Activations:
         """What a training pass stores for the backward pass, as far as it is known without torch (see `Runtime`)."""
-        kept = self.compile or self.device.startswith("cuda")
+        kept = self.compile or self.device.startswith(("cuda", "mps"))
         return "recomputed" if self.recompute else "kept" if kept else "lean"
 
     def options(self) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from crmatch.errors import DivergedError
+from crmatch.training.meter import sum_dtype
 
 logger = logging.getLogger(__name__)
 ADVICE = "Try a smaller plan.learning_rate"
@@ -64,12 +65,12 @@ class CollapseWatch:
 
     def __init__(self, class_names: Sequence[str], total_steps: int, device: torch.device) -> None:
         self._names, self._total = tuple(class_names), total_steps
-        self._used = torch.zeros(len(self._names), dtype=torch.float64, device=device)
+        self._used = torch.zeros(len(self._names), dtype=sum_dtype(device), device=device)
         self._unused_checks = self._one_class_checks = 0
 
     def add(self, labels: Tensor, used: Tensor) -> None:
         """Add a step's pseudo-labels (Bu,) with their weights (Bu,), without waiting for the device."""
-        self._used.index_add_(0, labels, used.to(torch.float64))
+        self._used.index_add_(0, labels, used.to(self._used.dtype))
 
     def check(self, line: Mapping[str, Any]) -> None:
         """Check a log point's curves and the classes used since the last one."""

@@ -175,7 +175,9 @@ class Training:
             self.network.train()
             return torch.cat([part for part, _ in parts]), torch.cat([part for _, part in parts]).softmax(dim=1)
 
-        self.method.refresh(Refresh(self.models, step, self.batches.labels[self.batches.labeled], features))
+        self.method.refresh(
+            Refresh(self.models, step, self.batches.labels[self.batches.labeled].to(self.runtime.device), features)
+        )
 
     def raise_if_diverged(self) -> None:
         """Raise if a step since the last check was bad and could not be noticed at once (GPU)."""

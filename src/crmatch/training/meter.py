@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """The type of sums on `device`: float64, which Apple's GPUs do not have."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 class Meter:
     """Sums named scalars without waiting for the device; its state goes into checkpoints so that curves resume exactly.
 
@@ -20,7 +25,7 @@ class Meter:
 
     def add(self, values: Mapping[str, Tensor]) -> None:
         """Add one step's scalars."""
-        stacked = torch.stack([value.detach().to(torch.float64) for value in values.values()])
+        stacked = torch.stack([value.detach().to(sum_dtype(value.device)) for value in values.values()])
         count, sums = self._groups.get(tuple(values), (0, 0.0))
         self._groups[tuple(values)] = count + 1, sums + stacked
 
@@ -42,6 +47,6 @@ class Meter:
     def load_state(self, state: list[dict[str, Any]], device: torch.device) -> None:
         """Load `state`."""
         self._groups = {
-            tuple(group["names"]): (group["count"], torch.tensor(group["sum"], dtype=torch.float64, device=device))
+            tuple(group["names"]): (group["count"], torch.tensor(group["sum"], dtype=sum_dtype(device), device=device))
             for group in state
         }

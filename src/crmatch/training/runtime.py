@@ -39,6 +39,11 @@ class Runtime:
     recompute: bool = False  # whether activations are recomputed in the backward pass
 
     @property
+    def data_device(self) -> torch.device:
+        """Where images are kept and augmented. Apple's GPUs have no float64, which the exact augmentation needs."""
+        return torch.device("cpu") if self.device.type == "mps" else self.device
+
+    @property
     def host_sync_is_free(self) -> bool:
         """Whether reading a value back costs nothing, so that every loss can be checked at once."""
         return self.device.type == "cpu"
@@ -66,9 +71,16 @@ def choose_runtime(
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise RequestError(f"unknown device {device!r}.\nUse auto, cpu, cuda or cuda:0.") from error
-    if chosen.type not in ("cpu", "cuda") or (chosen.type == "cuda" and not torch.cuda.is_available()):
+        raise RequestError(f"unknown device {device!r}.\nUse auto, cpu, cuda, cuda:0 or mps.") from error
+    is_here: dict[str, Callable[[], bool]] = {
+        "cpu": lambda: True,
+        "cuda": torch.cuda.is_available,
+        "mps": torch.backends.mps.is_available,
+    }
+    if chosen.type not in is_here or not is_here[chosen.type]():
         raise RequestError(f"this machine has no device {device!r}.\nUse --device cpu.")
+    if chosen.type == "mps" and (precision != "fp32" or processes.count > 1):
+        raise RequestError("--device mps works in fp32 and with one process only.\nUse --device cpu, or --precision fp32.")
     if execution.compile and execution.recompute:
         raise RequestError("--compile and --recompute exclude each other.\nUse one of them.")
     if execution.compile and processes.count > 1:

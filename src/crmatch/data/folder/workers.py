@@ -50,11 +50,18 @@ def decode_pictures(paths: Sequence[Path | str], size: int, channels: int) -> tu
         return np.fromfile(file.name, np.uint8).reshape(len(paths), size, size, channels), found
 
 
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def decode_rows(
     jobs: Sequence[Job], target: Path, size: int, channels: int, workers: int | None = None
 ) -> Generator[Answers, None, None]:
     """Decode pictures into rows of the file `target`; yields what was found, in any order."""
-    count = max(1, min(workers or len(os.sched_getaffinity(0)), len(jobs) // 16))
+    count = max(1, min(workers or available_cores(), len(jobs) // 16))
     length = max(1, min(_LONGEST_CHUNK, len(jobs) // (_CHUNKS_PER_WORKER * count)))
     chunks = [jobs[start : start + length] for start in range(0, len(jobs), length)]
     pool = [_Worker([str(target), str(size), str(channels)]) for _ in range(count)]

@@ -121,6 +121,12 @@ def check(
     )  # fmt: skip
 
 
+def require_set(name: str, data_dir: Path) -> None:
+    """Raise the error that names the command for getting the set, unless it is in `data_dir` or comes with a package."""
+    if not packed_path(name, data_dir).is_file() and not (name in CATALOG and CATALOG[name].bundled):
+        raise missing_set_error(name, data_dir)
+
+
 def missing_set_error(name: str, data_dir: Path, catalog: Mapping[str, SourceSet] = CATALOG) -> DataError | RequestError:
     """The error for a set that is not in `data_dir`, with the command that gets it."""
     if name not in catalog:
