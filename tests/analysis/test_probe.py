@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from conftest import Outcome, Trained
+from conftest import Command, Trained
 from crmatch.analysis import probe
 from crmatch.analysis.probe import TRANSFORMATIONS, probe_task
 from crmatch.runs.workspace import Workspace
-
-Command = Callable[..., Outcome]
 
 
 def noise(count: int, channels: int = 3, height: int = 20, width: int = 16) -> torch.Tensor:

@@ -10,27 +10,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock, Timeout
 
-from conftest import TINY, Outcome
+from conftest import TINY, Command, options
 from crmatch.analysis.curves import find_runs
 from crmatch.errors import DataError, DivergedError
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import RunSpec
 from crmatch.training.execution import Execution
 
-Command = Callable[..., Outcome]
-
 
 def tiny(name: str, data_dir: Path, out: Path, steps: int = 6) -> list[object]:
     keys = {key: value for key, value in TINY.items() if key != "plan.steps"}
-    assignments = [f"--set={key}={value}" for key, value in {**keys, "method.rotation_images": 4}.items()]
-    return ["table", name, "--setting", "stripes@2", "--steps", steps, "--data-dir", data_dir, "--out", out, *assignments]
+    places = ["--data-dir", data_dir, "--out", out]
+    return ["table", name, "--setting", "stripes@2", "--steps", steps, *places, *options(keys | {"method.rotation_images": 4})]
 
 
 def records_of(out: Path) -> dict[Path, int]:

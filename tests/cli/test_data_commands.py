@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from official_archives import MAKERS, QUICK, Server, entry
 from picture_corpus import write_corpus
 
-from conftest import Outcome
+from conftest import Command
 from crmatch.data.official import fetch as fetching
 
-Command = Callable[..., Outcome]
 SHORT = ["--recipe=quick", "--set=plan.steps=3", "--set=network.filters=8"]
 
 

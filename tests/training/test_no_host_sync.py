@@ -22,7 +22,7 @@ from crmatch.training.runtime import Runtime
 
 WAITS = (NotImplementedError, RuntimeError)
 """What torch raises where a value of a meta tensor is asked for."""
-STEPS = {"crmatch": 20}
+STEPS = {"crmatch": 6}
 """Steps to the log point; 3 for other methods."""
 
 
