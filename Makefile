@@ -41,7 +41,7 @@ slow-test: $(ALL_INSTALLED)
 
 # Kill and resume runs of every method; writes docs/results/survival.md.
 crash-test: $(INSTALLED)
-	$(BIN)/python tests/crash/full.py
+	PYTHONPATH=tests $(BIN)/python tests/crash/full.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
