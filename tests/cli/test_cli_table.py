@@ -237,15 +237,6 @@ def in_use(lock: Path) -> bool:
     ("arguments", "message"),
     [
         (["ablaton"], "unknown table 'ablaton'.\nDid you mean 'ablation'? Known: "),
-        (["ablation", "--splits", "5-1"], "--splits '5-1' is not a list of splits from 1 to 100.\nWrite 1-5"),
-        (["ablation", "--setting", "digits"], "'digits' is not a setting.\nWrite DATASET@LABELS_PER_CLASS"),
-        (["ablation", "--recipe", "fast"], "unknown recipe 'fast'.\nKnown: "),
-        (["pairs", "--claims"], "--claims adds nothing to pairs.\nTables with such rows: ablation, weights"),
-        (
-            ["pairs", "--set", "method.pair=weak-weak"],
-            "--set method.pair: the rows or columns of pairs differ in it.\nLeave it",
-        ),
-        (["pairs", "--set", "method.threshold=2"], "method.threshold: input should be less than or equal to 1, found 2"),
         (
             ["pairs", "--records", ".", "--dry-run"],
             "--records trains nothing, so --dry-run and --fresh mean nothing with it.\n",

@@ -162,11 +162,6 @@ def rotation_head(features: int) -> nn.Module:
     return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, ROTATIONS))
 
 
-def linear_head(inputs: int, outputs: int) -> nn.Module:
-    """One linear layer on the pooled features: ReMixMatch's rotation head, Mean Teacher's second classifier."""
-    return nn.Linear(inputs, outputs)
-
-
 class RunningState(nn.Module):
     """State that a method keeps from step to step, as buffers, so that checkpoints hold it."""
 
