@@ -13,7 +13,6 @@ from conftest import tiny_spec, training_of
 from crmatch.errors import RequestError
 from crmatch.networks.build import build_network
 from crmatch.networks.config import ResNet18Config, WideResNetConfig
-from crmatch.networks.low_memory import save_memory
 from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
 
@@ -57,7 +56,7 @@ def test_less_is_kept_for_the_backward_pass(config: Any) -> None:
 
     def kept(recompute: bool) -> int:
         network = build_network(config, channels=3, image_size=32, classes=10)
-        save_memory(network, lean=True, recompute=recompute)
+        network.save_memory(lean=True, recompute=recompute)
         own = {value.data_ptr() for value in network.state_dict().values()}
         sizes: dict[int, int] = {}
 

@@ -134,6 +134,17 @@ class Network(nn.Module):
         assert isinstance(refiner, AttentionRefiner)
         return refiner.description()
 
+    def save_memory(self, **switches: bool) -> None:
+        """Choose how the blocks train; blocks that have no such switch stay as they are.
+
+        `lean` fuses norm, activation and convolution (low_memory/norm_act_conv.py): less memory, a little faster, CPU only.
+        `recompute` recomputes activations in the backward pass (low_memory/recompute.py): far less memory, a third slower.
+        """
+        for module in self.modules():
+            for name, value in switches.items():
+                if hasattr(module, name):
+                    setattr(module, name, value)
+
     def channels_last(self) -> Network:
         """Put the kernels into the memory layout that convolutions prefer."""
         for parameter in self.parameters():
