@@ -42,7 +42,7 @@ def test_no_golden_file_was_lost() -> None:
 @pytest.mark.parametrize(("method", "policy"), itertools.product(METHODS, POLICIES) if UPDATE else CASES)
 def test_losses_stay_golden(stripes: Path, method: str, policy: str) -> None:
     file = FOLDER / f"{method}-{policy}.txt"
-    actual = losses(stripes, method, policy, "fp64", 8 if QUICK else 20)
+    actual = losses(stripes, method, policy, "fp64", 6 if QUICK else 20)
     if UPDATE:
         lines = [f"numerics {NUMERICS}", *(f"{step} {loss:.12f}" for step, loss in enumerate(actual))]
         file.write_text("\n".join(lines) + "\n")

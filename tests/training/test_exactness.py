@@ -35,12 +35,12 @@ STOPS = (4,) if QUICK else (1, 4, 7)
 )
 def test_stopping_and_resuming_equals_never_having_stopped(stripes: Path, tmp_path: Path, method: str, policy: str) -> None:
     keys = EAGER if "threshold" in tiny_spec(stripes, method).method.model_dump() else {}
-    spec = tiny_spec(stripes, method, **keys, **{"plan.steps": 12, "augmentation.policy": policy})
+    spec = tiny_spec(stripes, method, **keys, **{"plan.steps": 8, "augmentation.policy": policy})
     places = [Workspace.at(tmp_path / out, stripes) for out in ("straight", "stopped")]
     straight = run(spec, places[0])
     before = 0
     for stop in STOPS:
-        with pytest.raises(StoppedError, match=f"stopped after step {stop} of 12"):
+        with pytest.raises(StoppedError, match=f"stopped after step {stop} of 8"):
             run(spec, places[1], stop=stop_after(stop - before))
         before = stop
     run(spec, places[1])
