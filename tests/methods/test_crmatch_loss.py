@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from kit import (
@@ -19,6 +21,7 @@ from kit import (
 )
 from torch import nn
 
+from conftest import QUICK
 from crmatch.augment.views import Batch
 from crmatch.data.settings import parse_setting
 from crmatch.methods import CRMatch, FixMatch
@@ -112,11 +115,12 @@ def assert_equals_the_reference(method, seed=0):
     assert_terms(case, expected, {name: weights[name] for name in expected})
 
 
-@pytest.mark.parametrize("thresholded", [True, False], ids=["confident", "all"])
-@pytest.mark.parametrize("projection", ["none", "linear", "mlp"])
-@pytest.mark.parametrize("point", ["a", "b"])
-@pytest.mark.parametrize("pair", reference.PAIRS)
-@pytest.mark.parametrize("metric", METRICS, ids=name_of)
+MEASURES = [*itertools.product(METRICS, reference.PAIRS, "ab", ["none", "linear", "mlp"], [True, False])]
+
+
+@pytest.mark.parametrize(
+    ("metric", "pair", "point", "projection", "thresholded"), MEASURES[::5] if QUICK else MEASURES, ids=str
+)
 def test_the_loss_equals_the_loop_for_every_way_to_measure_features(metric, pair, point, projection, thresholded):
     choices = {"pair": pair, "feature_point": point, "projection": projection, "distance_uses_threshold": thresholded}
     assert_equals_the_reference(CRMatch(**metric, **choices, threshold=THRESHOLD, rotation_images=1))
