@@ -49,7 +49,7 @@ release-check: $(INSTALLED)
 
 # Kill and resume runs of every method; writes docs/results/survival.md.
 crash-test: $(INSTALLED)
-	$(BIN)/python tests/crash/full.py
+	PYTHONPATH=tests $(BIN)/python tests/crash/full.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,10 +24,11 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests neither read nor write the user's data directory."""
+def _own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither read nor write the user's data directory, and do not wait until their files have reached the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CRMATCH_DATA", str(tmp_path_factory.mktemp("data")))
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
@@ -35,15 +38,21 @@ class Outcome(NamedTuple):
     err: str
 
 
+Command = Callable[..., Outcome]
+
+
 @pytest.fixture(autouse=True)
 def _only_marked_tests_start_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make quick` leaves out tests that start a process, so they must be marked. Records call git for the commit."""
+    """`make quick` leaves out tests that start a process, so they must be marked.
+
+    Records call git for the commit. When matplotlib is first used on a machine, it calls fc-list.
+    """
     if request.node.get_closest_marker("process") is not None:
         return
     start = subprocess.Popen.__init__
 
     def checked(self: Any, args: Any, *others: Any, **options: Any) -> None:
-        assert args[0] == "git", f"this test starts a process: mark it with @pytest.mark.process ({args!r:.200})"
+        assert args[0] in ("git", "fc-list"), f"this test starts a process: mark it with @pytest.mark.process ({args!r:.200})"
         start(self, args, *others, **options)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", checked)
@@ -57,7 +66,7 @@ def _folders_train_from_scratch(request: pytest.FixtureRequest, monkeypatch: pyt
 
 
 @pytest.fixture
-def crmatch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def crmatch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command in this process: exit code, stdout and stderr."""
     import signal
 
@@ -134,6 +143,19 @@ TINY = {
 }
 
 
+def options(keys: dict[str, Any]) -> list[str]:
+    """Keys of a spec as options of a command."""
+    return [f"--set={key}={json.dumps(value)}" for key, value in keys.items()]
+
+
+TINY_OPTIONS = options(TINY | {"method.rotation_images": 4})
+
+
+def tiny_command(data_dir: Path, out: Path) -> list[object]:
+    """The command that trains `tiny_spec`."""
+    return ["train", "stripes@2", "--data-dir", data_dir, "--out", out, *TINY_OPTIONS]
+
+
 def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2", **changes: Any) -> Any:
     """A run of seconds: 20 steps of a four-filter network on `stripes`."""
     from crmatch.data.settings import parse_setting
@@ -168,6 +190,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trained")
     data_dir = stripes_in(folder / "data")
     return Trained(train_tiny(folder / "runs", data_dir), data_dir)
+
+
+@pytest.fixture
+def finished(trained: Trained, tmp_path: Path) -> Path:
+    """A copy of that run, below `tmp_path / "runs"`."""
+    out = trained.run.parents[2]
+    return shutil.copytree(out, tmp_path / "runs") / trained.run.relative_to(out)
 
 
 @pytest.fixture(scope="session")

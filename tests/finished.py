@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from conftest import tiny_spec, write_packed
+from crmatch.runs.directory import RunDirectory
 
+TIMES = {"seconds", "images_per_second", "steps_per_second"}
 HOSTILE_NAMES = ("<script>alert(1)</script>", 'salt & "pepper" \'n', "Größe $x$ 🐈")
 
 
@@ -22,6 +24,30 @@ def train_tiny(out: Path, data_dir: Path, method: str = "crmatch", **changes: An
     spec, workspace = tiny_spec(data_dir, method, **changes), Workspace(out, data_dir)
     run(spec, workspace, Execution("cpu"))
     return workspace.run_directory(spec).path
+
+
+class Result(NamedTuple):
+    """Everything a finished run left, except times."""
+
+    state: dict[str, bytes]
+    curves: list[dict[str, Any]]
+    model: bytes
+    record: dict[str, Any]
+
+
+def result_of(directory: RunDirectory) -> Result:
+    from crmatch.training.checkpoint import load_checkpoint
+
+    checkpoint, record = load_checkpoint(directory.checkpoints), directory.read_record()
+    assert checkpoint is not None
+    assert record is not None
+    assert checkpoint.step == record.steps
+    assert not list(directory.path.rglob("*.tmp")), "a killed writer's file is still there"
+    state = {name: tensor.contiguous().numpy().tobytes() for name, tensor in checkpoint.tensors.items()}
+    curves = [{key: value for key, value in line.items() if key not in TIMES} for line in directory.read_metrics()]
+    # Somebody may commit while the tests run.
+    values = record.model_dump(exclude={"seconds": True, "final": True, "machine": {"commit"}})
+    return Result(state, curves, directory.model.read_bytes(), values)
 
 
 def stripes_in(folder: Path, **changes: Any) -> Path:

@@ -42,14 +42,14 @@ def test_no_golden_file_was_lost() -> None:
 @pytest.mark.parametrize(("method", "policy"), itertools.product(METHODS, POLICIES) if UPDATE else CASES)
 def test_losses_stay_golden(stripes: Path, method: str, policy: str) -> None:
     file = FOLDER / f"{method}-{policy}.txt"
-    actual = losses(stripes, method, policy, "fp64", 20)
+    actual = losses(stripes, method, policy, "fp64", 6 if QUICK else 20)
     if UPDATE:
         lines = [f"numerics {NUMERICS}", *(f"{step} {loss:.12f}" for step, loss in enumerate(actual))]
         file.write_text("\n".join(lines) + "\n")
     first, *rows = file.read_text().splitlines()
     assert first == f"numerics {NUMERICS}"
     expected = [float(row.split()[1]) for row in rows]
-    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=0, atol=1e-8)
+    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected[: len(actual)]), rtol=0, atol=1e-8)
     if QUICK:
         return
     single = losses(stripes, method, policy, "fp32", 3)

@@ -76,13 +76,6 @@ def test_cross_entropy_of_distributions_equals_the_loop():
     torch.testing.assert_close(losses.cross_entropy(logits, targets), expected, rtol=RELATIVE, atol=0)
 
 
-def test_a_class_and_its_one_hot_distribution_have_the_same_cross_entropy():
-    random = np.random.default_rng(3)
-    logits, labels = tensor(random.normal(size=(30, 5)) * 4), torch.tensor(random.integers(0, 5, 30))
-    one_hot = torch.nn.functional.one_hot(labels, 5).double()
-    torch.testing.assert_close(losses.cross_entropy(logits, one_hot), losses.cross_entropy(logits, labels), rtol=1e-12, atol=0)
-
-
 def test_cross_entropy_of_huge_logits_is_exact_and_has_a_finite_gradient():
     logits = tensor([[1e4, 0, -1e4], [-1e4, 0, 1e4], [1e4, 1e4, 1e4], [0, 0, 0]])
     labels = torch.zeros(4, dtype=torch.int64)
@@ -143,39 +136,6 @@ def test_the_gradient_of_every_distance_is_that_of_the_formula(distance, directi
                     values.append(reference.feature_distance(distance, direction, *(v.tolist() for v in pair), clamp))
                 slope = (values[0] - values[1]) / (2 * step)
                 assert found[position][row, column].item() == pytest.approx(slope, rel=1e-5, abs=1e-8)
-
-
-@every_distance
-def test_every_distance_is_symmetric(distance, direction, clamp):
-    first, second = random_pairs()
-    one = losses.feature_distance(first, second, distance, direction, clamp=clamp)
-    other = losses.feature_distance(second, first, distance, direction, clamp=clamp)
-    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("distance", ["cosine", "l2", "js"])
-def test_pushing_and_pulling_have_opposite_gradients(distance):
-    first, second = random_pairs()
-    pull = gradients(lambda a, b: losses.feature_distance(a, b, distance, "invariance"), first, second)
-    push = gradients(lambda a, b: losses.feature_distance(a, b, distance, "equivariance", clamp=False), first, second)
-    scale = 2 if distance == "l2" else 1
-    for one, other in zip(pull, push, strict=True):
-        torch.testing.assert_close(one, -scale * other, rtol=1e-10, atol=1e-15)
-
-
-def test_cosine_distance_is_half_the_squared_distance_of_unit_vectors():
-    first, second = random_pairs()
-    cosine = losses.feature_distance(first, second, "cosine", "invariance")
-    unit = losses.feature_distance(first, second, "l2", "invariance")
-    torch.testing.assert_close(unit.square(), 2 * cosine, rtol=1e-10, atol=2e-12)
-
-
-def test_the_scale_of_an_embedding_moves_neither_cosine_nor_l2():
-    first, second = random_pairs()
-    for distance in ("cosine", "l2"):
-        one = losses.feature_distance(first, second, distance, "invariance")
-        other = losses.feature_distance(first * 7, second / 3, distance, "invariance")
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
 def test_squared_l2_is_the_sum_over_dimensions_of_equation_1():
@@ -248,22 +208,6 @@ def test_jensen_shannon_equals_the_loop(pairs):
     torch.testing.assert_close(losses.jensen_shannon(first, second), expected, rtol=RELATIVE, atol=1e-15)
 
 
-def test_jensen_shannon_lies_between_0_and_ln_2():
-    first, second = random_pairs(rows=300)
-    divergence = losses.jensen_shannon(first, second)
-    assert (divergence >= -1e-15).all()
-    assert (divergence <= math.log(2) + 1e-15).all()
-    assert losses.jensen_shannon(first, first).abs().max() < 1e-15
-    disjoint = losses.jensen_shannon(tensor([[1e4, 0, 0]]), tensor([[0, 1e4, 0]]))
-    assert disjoint.item() == pytest.approx(math.log(2), rel=1e-14)
-
-
-def test_jensen_shannon_does_not_see_a_constant_added_to_all_dimensions():
-    first, second = random_pairs()
-    shifted = losses.jensen_shannon(first + 5, second - 3)
-    torch.testing.assert_close(losses.jensen_shannon(first, second), shifted, rtol=1e-10, atol=1e-14)
-
-
 @pytest.mark.parametrize("images", [1, 5])
 def test_rotation_loss_equals_the_loop_over_four_blocks(images):
     logits = tensor(np.random.default_rng(6).normal(size=(4 * images, 4)) * 3)
@@ -276,10 +220,6 @@ def test_rotation_labels_are_0_to_3_in_consecutive_blocks():
     assert losses.rotation_loss(right).item() == 0
     interleaved = torch.eye(4, dtype=torch.float64).repeat(3, 1) * 1e4
     assert losses.rotation_loss(interleaved).item() > 1e3
-
-
-def test_rotation_loss_of_equal_logits_is_ln_4():
-    assert losses.rotation_loss(torch.zeros(20, 4, dtype=torch.float64)).item() == pytest.approx(math.log(4), rel=1e-14)
 
 
 def test_losses_keep_the_precision_of_their_inputs():

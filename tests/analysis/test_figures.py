@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import Outcome, Trained
+from conftest import Command, Trained
 from crmatch.analysis import toy
 from crmatch.analysis.curves import class_spread, find_runs, read_record, summarize, threshold_curve
 from crmatch.analysis.embedding import embed
@@ -16,8 +15,6 @@ from crmatch.errors import DataError, RequestError
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import replace
 from finished import train_tiny
-
-Command = Callable[..., Outcome]
 
 
 def test_curves_are_those_of_the_metrics_and_need_pseudo_labels(crmatch: Command, trained: Trained, tmp_path: Path) -> None:

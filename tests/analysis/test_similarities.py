@@ -2,20 +2,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import Outcome, Trained
+from conftest import Command, Trained
 from crmatch.analysis.finished_run import draws, open_run
 from crmatch.analysis.similarities import compare
 from crmatch.errors import DataError
 from crmatch.runs.workspace import Workspace
 from finished import stripes_in
-
-Command = Callable[..., Outcome]
 
 
 def loop(first: torch.Tensor, second: torch.Tensor) -> tuple[float, float]:

@@ -8,29 +8,14 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conftest import TINY, Outcome, write_packed
+from conftest import Command, Outcome, tiny_command, write_packed
 from crmatch import __version__
 from crmatch.cli.display import describe_error
 from crmatch.cli.help import EXAMPLES, OPTION_PANELS
-
-Command = Callable[..., Outcome]
-
-
-def tiny(data_dir: Path, out: Path) -> list[object]:
-    assignments = [f"--set={key}={value}" for key, value in {**TINY, "method.rotation_images": 4}.items()]
-    return ["stripes@2", "--data-dir", data_dir, "--out", out, *assignments]
-
-
-@pytest.fixture
-def finished(crmatch: Command, stripes: Path, tmp_path: Path) -> Path:
-    outcome = crmatch("train", *tiny(stripes, tmp_path / "runs"), "--json")
-    assert outcome.code == 0, outcome.err
-    return Path(json.loads(outcome.out)["run"])
 
 
 @pytest.mark.process
@@ -83,7 +68,7 @@ def test_the_first_training_step_comes_within_six_seconds(tmp_path: Path) -> Non
 
 
 def test_train_ends_with_error_and_directory_and_writes_everything(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, tmp_path / "runs"))
+    outcome = crmatch(*tiny_command(stripes, tmp_path / "runs"))
     assert outcome.code == 0
     assert "CR-Match on stripes@2, split 1, 6 labels: test error" in outcome.out
     directory = Path(outcome.out.split()[-1])
@@ -121,19 +106,19 @@ def test_the_curves_hold_terms_masks_errors_and_speed(finished: Path) -> None:
 
 def test_the_same_command_again_returns_the_finished_record_at_once(crmatch: Command, finished: Path, stripes: Path) -> None:
     before = (finished / "record.json").read_bytes()
-    outcome = crmatch("train", *tiny(stripes, finished.parents[2]), "--json")
+    outcome = crmatch(*tiny_command(stripes, finished.parents[2]), "--json")
     assert json.loads(outcome.out)["run"] == str(finished)
     assert (finished / "record.json").read_bytes() == before
     assert outcome.err == ""
 
 
 def test_the_baseline_is_trained_on_the_same_labels_and_compared(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    answer = json.loads(crmatch("train", *tiny(stripes, tmp_path), "--baseline", "--json").out)
+    answer = json.loads(crmatch(*tiny_command(stripes, tmp_path), "--baseline", "--json").out)
     assert [part["spec"]["method"]["name"] for part in (answer, answer["baseline"])] == ["crmatch", "supervised"]
     assert answer["baseline"]["spec"]["plan"]["steps"] == 20
     one, two = (json.loads(path.read_text())["labeled"] for path in tmp_path.rglob("split.json"))
     assert one == two
-    said = crmatch("train", *tiny(stripes, tmp_path), "--baseline").out
+    said = crmatch(*tiny_command(stripes, tmp_path), "--baseline").out
     assert "Supervised only on stripes@2, split 1, 6 labels: test error" in said
     assert "Using the 30 unlabeled images" in said
 
@@ -263,14 +248,14 @@ def test_a_directory_of_another_spec_is_left_alone(crmatch: Command, finished: P
     spec["method"]["threshold"] = 0.5
     (finished / "spec.json").write_text(json.dumps(spec))
     before = {file: file.read_bytes() for file in finished.rglob("*") if file.is_file()}
-    outcome = crmatch("train", *tiny(stripes, finished.parents[2]))
+    outcome = crmatch(*tiny_command(stripes, finished.parents[2]))
     assert outcome.code == 2
     assert "method.threshold is 0.5 there, 0.95 here" in outcome.err
     assert {file: file.read_bytes() for file in finished.rglob("*") if file.is_file()} == before
 
 
 def test_resume_never_refuses_what_is_there(crmatch: Command, finished: Path, stripes: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, finished.parents[2]), "--resume", "never")
+    outcome = crmatch(*tiny_command(stripes, finished.parents[2]), "--resume", "never")
     assert outcome.code == 2
     assert "--resume never" in outcome.err
 
@@ -278,21 +263,21 @@ def test_resume_never_refuses_what_is_there(crmatch: Command, finished: Path, st
 def test_changed_data_is_noticed_before_a_run_continues(crmatch: Command, finished: Path, stripes: Path) -> None:
     (finished / "record.json").unlink()
     write_packed(stripes / "stripes.npz", per_class=13)
-    outcome = crmatch("train", *tiny(stripes, finished.parents[2]))
+    outcome = crmatch(*tiny_command(stripes, finished.parents[2]))
     assert outcome.code == 3
     assert "changed since the run began" in outcome.err
 
 
 def test_an_output_directory_below_a_file_is_a_data_error(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    outcome = crmatch("train", *tiny(stripes, tmp_path / "file" / "runs"))
+    outcome = crmatch(*tiny_command(stripes, tmp_path / "file" / "runs"))
     assert outcome.code == 3
     assert "Choose a directory you may write to" in outcome.err
     assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_seed_and_split_may_come_from_set_and_options_come_before_it(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
-    outcome = crmatch("train", *tiny(stripes, tmp_path), "--set=seed=5", "--set=split=2", "--seed", "4", "--json")
+    outcome = crmatch(*tiny_command(stripes, tmp_path), "--set=seed=5", "--set=split=2", "--seed", "4", "--json")
     assert Path(json.loads(outcome.out)["run"]).name == "split2-seed5"
 
 
@@ -325,7 +310,7 @@ def test_damaged_files_of_an_unfinished_run_are_named_in_two_lines(
             file.unlink()
         else:
             file.write_bytes(content)
-    outcome = crmatch("train", *tiny(stripes, finished.parents[2]), "--json")
+    outcome = crmatch(*tiny_command(stripes, finished.parents[2]), "--json")
     assert outcome.code == code, outcome.err
     assert len(outcome.err.rpartition("crmatch: ")[2].splitlines()) <= 2
 
@@ -359,7 +344,7 @@ def test_a_damaged_model_or_changed_data_is_a_data_error(crmatch: Command, finis
 def test_divergence_ends_with_code_5_and_saves_no_such_weights(
     crmatch: Command, stripes: Path, tmp_path: Path, steps: int, rate: float, message: str
 ) -> None:
-    outcome = crmatch("train", *tiny(stripes, tmp_path), "--set", f"plan.learning_rate={rate}", "--set", f"plan.steps={steps}")
+    outcome = crmatch(*tiny_command(stripes, tmp_path), "--set", f"plan.learning_rate={rate}", "--set", f"plan.steps={steps}")
     assert outcome.code == 5
     assert message in outcome.err
     assert len([line for line in outcome.err.splitlines() if line.startswith("crmatch:")]) == 1

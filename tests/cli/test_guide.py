@@ -6,12 +6,11 @@ import importlib.util
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conftest import Outcome
+from conftest import Command
 from crmatch.spec import recipes
 from crmatch.spec.run_spec import replace
 from finished import write_photos
@@ -26,9 +25,7 @@ COMMANDS = [
 
 
 @pytest.mark.process
-def test_every_command_of_the_guide_runs_as_printed(
-    crmatch: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_of_the_guide_runs_as_printed(crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CRMATCH_DATA", str(tmp_path / "cache"))
     if not recipes.backbone_is_installed():

@@ -13,43 +13,23 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from crmatch.data.settings import parse_setting
+from conftest import tiny_spec
 from crmatch.runs.directory import RunDirectory
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec, replace
+from finished import Result, result_of, stripes_in
 
 HERE = Path(__file__).resolve().parent
 STEPS, INTERVAL = 24, 4
-TIMING = {"seconds", "images_per_second"}
 KILLED = -signal.SIGKILL
 
 
-def write_stripes(data_dir: Path) -> Path:
-    """A tiny packed set: class k is a bright stripe at height k."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    labels = np.repeat(np.arange(3), 8)
-    images = np.random.default_rng(0).integers(0, 80, (len(labels), 8, 8, 1), dtype=np.uint8)
-    for row, label in enumerate(labels):
-        images[row, 2 * label : 2 * label + 2] += 150
-    parts = {"train_images": images, "train_labels": labels, "test_images": images[::2], "test_labels": labels[::2]}
-    np.savez(data_dir / "stripes.npz", **parts)
-    return data_dir
-
-
-def tiny_spec(data_dir: Path, method: str) -> RunSpec:
+def spec_of(data_dir: Path, method: str) -> RunSpec:
     """A run of a second or two in which every term is active and CTAugment learns."""
-    keys: dict[str, Any] = {
-        "network.filters": 4, "network.repeat": 1, "plan.steps": STEPS, "plan.labeled_batch_size": 6,
-        "plan.unlabeled_batch_size": 8, "plan.evaluate_every": 6, "plan.log_every": 1, "plan.checkpoint_every": INTERVAL,
-        "augmentation.policy": "ctaugment",
-    }  # fmt: skip
-    spec = recipe(parse_setting("stripes@2", data_dir), method, "quick")
-    if "threshold" in type(spec.method).model_fields:
-        keys["method.threshold"] = 0.4
-    return replace(spec, **keys)
+    keys = {"plan.steps": STEPS, "plan.unlabeled_batch_size": 8, "plan.evaluate_every": 6, "plan.log_every": 1}
+    keys |= {"plan.checkpoint_every": INTERVAL, "augmentation.policy": "ctaugment"}
+    spec: RunSpec = tiny_spec(data_dir, method, **keys)
+    return replace(spec, **{"method.threshold": 0.4}) if "threshold" in type(spec.method).model_fields else spec
 
 
 class Forks:
@@ -85,29 +65,6 @@ class Forks:
         return int(self._process.stdout.readline())
 
 
-class Result(NamedTuple):
-    """Everything a finished run left, except times."""
-
-    state: dict[str, bytes]
-    curves: list[dict[str, Any]]
-    model: bytes
-    record: dict[str, Any]
-
-
-def result_of(directory: RunDirectory) -> Result:
-    """The result in the directory of a finished run."""
-    from crmatch.training.checkpoint import load_checkpoint
-
-    checkpoint, record = load_checkpoint(directory.checkpoints), directory.read_record()
-    assert checkpoint is not None
-    assert record is not None
-    assert checkpoint.step == STEPS
-    assert not list(directory.path.rglob("*.tmp")), "a killed writer's file is still there"
-    state = {name: tensor.contiguous().numpy().tobytes() for name, tensor in checkpoint.tensors.items()}
-    curves = [{key: value for key, value in line.items() if key not in TIMING} for line in directory.read_metrics()]
-    return Result(state, curves, directory.model.read_bytes(), record.model_dump(exclude={"seconds", "final"}))
-
-
 class Kill(NamedTuple):
     """Last step in the curves, and step of the newest checkpoint (0 if there was none), after a kill."""
 
@@ -130,13 +87,13 @@ class Lab:
 
     def __init__(self, forks: Forks, folder: Path, seed: int) -> None:
         self.forks, self.folder, self.random = forks, folder, random.Random(seed)
-        self.data_dir = write_stripes(folder / "data")
+        self.data_dir = stripes_in(folder / "data", per_class=8, side=8, channels=1)
         assert forks.begin(self.spec("crmatch"), self.workspace(), stop_after=2, here=True) == 75
         self._straight: dict[str, tuple[Result, float]] = {}
 
     def spec(self, method: str) -> RunSpec:
         """The tiny run of a method."""
-        return tiny_spec(self.data_dir, method)
+        return spec_of(self.data_dir, method)
 
     def workspace(self) -> Workspace:
         """A new directory of runs."""

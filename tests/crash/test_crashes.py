@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from crashes import Forks, Lab, result_of
+from crashes import Forks, Lab
+
+from finished import result_of
 
 pytestmark = pytest.mark.process
 

@@ -166,8 +166,3 @@ def test_a_setting_means_what_the_paper_and_its_stem_say(
 def test_a_wrong_setting_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(RequestError, match=r"(is not a setting|unknown data set)"):
         parse_setting(text)
-
-
-def test_an_unknown_data_set_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"unknown data set 'cifr10'\.\nDid you mean 'cifar10'\?"):
-        parse_setting("cifr10@4", tmp_path)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import subprocess
 import sys
@@ -115,20 +114,6 @@ def test_a_member_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> Non
     (tmp_path / "set.npz").write_bytes(content)
     with pytest.raises(DataError, match="does not contain what its header says"):
         read_packed(tmp_path / "set.npz")
-
-
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    (tmp_path / "set.npz").write_bytes(b"before")
-
-    def fail(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, failing, fail)
-    with pytest.raises(DataError, match=r"set\.npz: No space left on device"):
-        write_packed(tmp_path / "set.npz", arrays())
-    monkeypatch.undo()
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("set.npz", b"before")]
 
 
 @pytest.mark.parametrize("error", [DataError("source broke"), KeyboardInterrupt()])

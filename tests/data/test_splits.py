@@ -136,11 +136,6 @@ def test_a_stream_is_a_concatenation_of_permutations(size: int, batch: int, seed
         assert 0 <= int(epoch.min()) <= int(epoch.max()) < size
 
 
-def test_every_image_is_used_equally_often() -> None:
-    stream = torch.cat([batch_positions(40, 64, 0, "labeled", step) for step in range(5)])
-    assert torch.bincount(stream, minlength=40).tolist() == [8] * 40
-
-
 def test_any_step_can_be_asked_for_alone_and_in_any_order() -> None:
     forward = [batch_positions(97, 16, 3, "unlabeled", step).tolist() for step in range(40)]
     backward = [batch_positions(97, 16, 3, "unlabeled", step).tolist() for step in reversed(range(40))]

@@ -19,7 +19,7 @@ import torch
 import two_processes
 from torch import Tensor
 
-from conftest import write_packed
+from conftest import tiny_command
 from crmatch.data.settings import parse_setting
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup, join
 from crmatch.errors import RequestError
@@ -27,6 +27,7 @@ from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import backbone_is_installed
+from finished import stripes_in
 
 TESTS = Path(__file__).resolve().parents[1]
 LAST_WORD = 40
@@ -57,8 +58,7 @@ class Two(NamedTuple):
 def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
     """What two processes computed, each by itself."""
     folder = tmp_path_factory.mktemp("two")
-    (folder / "data").mkdir()
-    write_packed(folder / "data" / "stripes.npz")
+    stripes_in(folder / "data")
     processes = start_two(two_processes.__file__, folder)
     errors = [process.communicate(timeout=120)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
@@ -146,20 +146,10 @@ def test_a_stop_asked_of_one_stops_all_and_one_process_continues(
         close(name, value, one[f"crmatch/fp64/average/{name}"], 1e-9)
 
 
-def tiny_command(folder: Path, steps: int) -> list[object]:
-    data_dir = folder / "data"
-    data_dir.mkdir()
-    write_packed(data_dir / "stripes.npz")
-    keys = {"network.filters": 4, "plan.labeled_batch_size": 6, "plan.unlabeled_batch_size": 12, "plan.log_every": 2}
-    changes = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
-    places = ["--data-dir", data_dir, "--out", folder / "runs"]
-    return ["train", "stripes@2", *places, "--steps", steps, "--recipe", "quick", *changes]
-
-
 @pytest.mark.process
-def test_a_killed_process_ends_the_other_with_a_message(tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_other_with_a_message(stripes: Path, tmp_path: Path) -> None:
     """Also where the one that speaks is dead."""
-    processes = start_two("-m", "crmatch", *tiny_command(tmp_path, 100_000))
+    processes = start_two("-m", "crmatch", *tiny_command(stripes, tmp_path / "runs"), "--set=plan.steps=100000")
     try:
         until = time.monotonic() + 60
         while not any(file.stat().st_size for file in tmp_path.glob("runs/*/*/*/metrics.jsonl")):
@@ -179,8 +169,8 @@ def test_a_killed_process_ends_the_other_with_a_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_torchrun_trains_one_run_and_one_process_speaks(tmp_path: Path) -> None:
-    command = tiny_command(tmp_path, 4)
+def test_torchrun_trains_one_run_and_one_process_speaks(stripes: Path, tmp_path: Path) -> None:
+    command = [*tiny_command(stripes, tmp_path / "runs"), "--set=plan.steps=4"]
     torchrun = start("-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "crmatch", *command, "--json")
     out, errors = torchrun.communicate(timeout=90)
     assert torchrun.returncode == 0, errors
@@ -191,9 +181,7 @@ def test_torchrun_trains_one_run_and_one_process_speaks(tmp_path: Path) -> None:
 
 def tune_command(folder: Path, out: str) -> list[object]:
     """The real EfficientNet-Lite0 at 32 pixels: a head, then eight steps of the whole network."""
-    if not (data_dir := folder / "data").exists():
-        data_dir.mkdir()
-        write_packed(data_dir / "stripes.npz")
+    data_dir = folder / "data" if (folder / "data").exists() else stripes_in(folder / "data")
     keys = {"data.image_size": 32, "network.weak_views": 1, "network.strong_views": 1, "plan.labeled_batch_size": 3}
     keys |= {"plan.unlabeled_batch_size": 6, "plan.log_every": 1, "plan.checkpoint_every": 2, "precision": "fp64"}
     changes = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]

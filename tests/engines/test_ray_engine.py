@@ -10,15 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ray_cluster import Cluster, wait_for
 
-from conftest import TINY, Outcome
+from conftest import TINY, Command, options
 
-Command = Callable[..., Outcome]
 pytestmark = pytest.mark.process
 with_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'crmatch[ray]'"
@@ -53,7 +51,7 @@ def test_a_killed_worker_and_a_stopped_driver_lose_nothing(
 ) -> None:
     keys = {key: value for key, value in TINY.items() if key != "plan.steps"}
     arguments = ["ablation", "--setting", "stripes@2", "--steps", "40", "--data-dir", os.path.relpath(stripes, tmp_path / "x")]
-    arguments += [f"--set={key}={value}" for key, value in {**keys, "method.rotation_images": 4}.items()]
+    arguments += options({**keys, "method.rotation_images": 4})
     with Cluster() as cluster:
         driver = start(cluster, arguments, tmp_path / "ray")
         wait_for(lambda: in_the_middle(cluster.training()), driver)

@@ -25,16 +25,6 @@ def test_every_term_equals_the_loop_over_images(changes, ties, sizes):
     assert case.found.pseudo_labels.labels.tolist() == torch.tensor(case.logits("weak")).argmax(dim=1).tolist()
 
 
-def test_the_mask_is_one_per_image_and_not_broadcast_over_the_batch():
-    """Public code keeps a trailing axis, so that mask and loss broadcast to B x B: mean(mask) * mean(CE)."""
-    case = take(PseudoLabel(threshold=THRESHOLD))
-    rows = case.logits("weak")
-    _, used = reference.pseudo_label(rows, THRESHOLD)
-    losses = [reference.cross_entropy(row.index(max(row)), row) for row in rows]
-    broadcast = reference.mean(map(float, used)) * reference.mean(losses)
-    assert case.found.terms["pseudo_label"].item() != pytest.approx(broadcast, rel=1e-3)
-
-
 def test_the_gradient_reaches_confident_images_only_and_treats_their_label_as_given():
     case = take(PseudoLabel(threshold=THRESHOLD))
     rows = case.logits("weak")

@@ -131,22 +131,3 @@ def test_guesses_carry_no_gradient_and_serve_all_views():
     record = further_pass(case)
     rows = record.outputs.logits[:UNLABELED].tolist()
     assert_rows(case.gradient("strong", record.images[:UNLABELED]), reference.cross_entropy_gradient(guessed, rows))
-
-
-def test_alignment_starts_uniform_and_is_used_before_the_batch_enters_it():
-    """So the first guess is the sharpened prediction itself, whatever the labels of the first batch."""
-    method = make_method()
-    (case,) = run_steps(method, steps=1)
-    rows = guess_pass(case).outputs.logits.tolist()
-    guessed = [reference.sharpened(reference.softmax(row), method.temperature) for row in rows]
-    expected = expected_terms(method, case, guessed)
-    assert case.found.terms["strong"].item() == pytest.approx(expected["strong"], rel=1e-10)
-
-
-def test_the_memory_keeps_the_last_batches_only_and_forgets_the_one_before_them():
-    method = make_method(memory_batches=2)
-    cases = run_steps(method, steps=5)
-    head = cases[-1].models.student.heads["alignment"]
-    means = [guess_pass(case).outputs.logits.softmax(dim=1).mean(dim=0) for case in cases[-2:]]
-    assert head.model.shape == (2, CLASSES)
-    torch.testing.assert_close(head.model.mean(dim=0), torch.stack(means).mean(dim=0), rtol=1e-12, atol=0)

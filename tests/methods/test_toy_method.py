@@ -10,7 +10,6 @@ from pydantic import Field
 
 from conftest import tiny_spec
 from crmatch.augment.views import View
-from crmatch.errors import StoppedError
 from crmatch.methods import METHODS
 from crmatch.methods.base import LossTerms, Method
 from crmatch.runs.run import run
@@ -57,18 +56,6 @@ def test_a_new_method_trains_and_is_recorded_by_its_name(stripes, tmp_path):
     assert record.steps == 40
     assert record.final["loss/supervised"] < 1.0
     assert record.final["loss/norm"] > 0
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_new_method_stops_and_resumes(stripes, tmp_path):
-    spec = tiny_spec(stripes, "toy")
-    straight = run(spec, Workspace.at(tmp_path / "straight", stripes))
-    answers = iter([False] * 7)
-    with pytest.raises(StoppedError):
-        run(spec, Workspace.at(tmp_path / "stopped", stripes), stop=lambda: next(answers, True))
-    resumed = run(spec, Workspace.at(tmp_path / "stopped", stripes))
-    assert resumed.ema == straight.ema
-    assert resumed.final["loss/total"] == straight.final["loss/total"]
 
 
 @pytest.mark.usefixtures("toy")

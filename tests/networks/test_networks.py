@@ -52,19 +52,21 @@ def test_parameters_and_feature_maps_equal_the_published_ones(
     z: int,
     h: int,
 ) -> None:
-    network = network_of(config, size, classes)
+    with torch.device("meta"):  # shapes without values
+        network = network_of(config, size, classes)
+        outputs = network.eval()(torch.zeros(2, 3, size, size))
+        bare, usb = (
+            network_of(config.model_copy(update=changes), size, classes)
+            for changes in ({"conv_bias": "none"}, {"conv_bias": "stem", "block": "usb"})
+        )
     assert count(network.backbone) + count(network.classifier) == total
     assert count(network.heads["projection"]) == z
     assert count(network.heads["rotation"]) == h
-    with torch.inference_mode():
-        outputs = network.eval()(torch.zeros(2, 3, size, size))
     assert outputs.feature_map.shape == (2, *shape)
     assert outputs.features.shape == (2, shape[0])
     assert outputs.logits.shape == (2, classes)
     if without_bias is not None:
-        bare = network_of(config.model_copy(update={"conv_bias": "none"}), size, classes)
         assert count(bare.backbone) + count(bare.classifier) == without_bias
-        usb = network_of(config.model_copy(update={"conv_bias": "stem", "block": "usb"}), size, classes)
         assert count(usb.backbone) + count(usb.classifier) == without_bias + 16
 
 
@@ -73,7 +75,8 @@ def test_resnet_18_backbone_alone_has_the_published_count() -> None:
 
 
 def test_the_usual_reading_of_96_pixels_would_be_the_misprint_of_23_8_million() -> None:
-    trap = network_of(WideResNetConfig(filters=32, scales=5), 96, 10)
+    with torch.device("meta"):
+        trap = network_of(WideResNetConfig(filters=32, scales=5), 96, 10)
     assert count(trap.backbone) + count(trap.classifier) == 23_774_922
 
 

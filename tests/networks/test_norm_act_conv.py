@@ -14,7 +14,6 @@ from crmatch.networks.batch_norm import forward_without_bn_update
 from crmatch.networks.build import build_network
 from crmatch.networks.config import WideResNetConfig
 from crmatch.networks.low_memory import norm_act_conv as module
-from crmatch.networks.low_memory import save_memory
 from crmatch.networks.low_memory.norm_act_conv import norm_act_conv
 
 
@@ -69,7 +68,7 @@ def test_a_batch_is_cut_where_threads_share_evenly_and_nothing_is_left_out() -> 
 
 def test_passes_that_leave_running_statistics_alone_do_so_here_too() -> None:
     network = build_network(WideResNetConfig(filters=4, repeat=1), channels=3, image_size=8, classes=3)
-    save_memory(network, lean=True)
+    network.save_memory(lean=True)
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
     forward_without_bn_update(network, torch.randn(4, 3, 8, 8)).logits.sum().backward()
     assert all(torch.equal(before[name], buffer) for name, buffer in network.named_buffers())

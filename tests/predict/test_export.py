@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from conftest import Outcome
+from conftest import Command
 from crmatch.data.images import resize
 from crmatch.data.load import load_data
 from crmatch.predict.export import export_model
@@ -27,7 +26,7 @@ def test_exports_agree_with_the_model_on_500_real_images(digits_run: Path, tmp_p
     assert export_model(model, form, tmp_path / "model", resize(test.images, model.image_size)) < 1e-4
 
 
-def test_the_command_says_how_exact_the_export_is(crmatch: Callable[..., Outcome], digits_run: Path, tmp_path: Path) -> None:
+def test_the_command_says_how_exact_the_export_is(crmatch: Command, digits_run: Path, tmp_path: Path) -> None:
     outcome = crmatch("export", digits_run, "--format", "torch", "--out", tmp_path / "model.pt2")
     assert outcome.code == 0, outcome.err
     assert "largest difference" in outcome.out

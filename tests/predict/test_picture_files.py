@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import Outcome
+from conftest import Command
 from crmatch.data.load import load_data
 from crmatch.predict.model import load
 from crmatch.predict.picture_files import predict_files
 
-Command = Callable[..., Outcome]
 pytestmark = pytest.mark.process  # pictures are decoded by worker processes
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import Outcome
+from conftest import Command
 from crmatch.report import gallery
-
-Command = Callable[..., Outcome]
 
 
 def test_the_gallery_shows_all_four_figures(crmatch: Command, stripes: Path, tmp_path: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from conftest import Outcome, Trained
+from conftest import Command, Trained
 from crmatch.analysis.curves import read_record
 from crmatch.data.settings import parse_setting
 from crmatch.report.charts import Series, line_chart, round_marks
@@ -21,7 +20,6 @@ from crmatch.report.pictures import confident_mistakes, least_certain
 from crmatch.spec.recipes import recipe
 from finished import HOSTILE_NAMES, stripes_in, train_tiny, write_photos
 
-Command = Callable[..., Outcome]
 CSS = Path(__file__).resolve().parents[2] / "src/crmatch/report/templates/report.css"
 
 

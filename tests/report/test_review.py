@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +14,7 @@ import pytest
 import torch
 from chromium import chromium
 
-from conftest import TINY, Outcome, tiny_spec
+from conftest import TINY_OPTIONS, Command, tiny_spec
 from crmatch.analysis.finished_run import FinishedRun
 from crmatch.data.images import DataSet, ImageSet
 from crmatch.data.splits import Split
@@ -23,9 +23,6 @@ from crmatch.predict.model import load
 from crmatch.report.review import write_review
 from crmatch.runs.workspace import Workspace
 from finished import train_tiny, write_photos
-
-Command = Callable[..., Outcome]
-SHORT = [f"--set={key}={json.dumps(value)}" for key, value in {**TINY, "method.rotation_images": 4}.items()]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +92,7 @@ def test_labels_given_in_the_browser_train_the_next_model(
     rows = {row["path"]: row["label"] for row in csv.DictReader(labels.read_text().splitlines())}
     assert rows == dict(zip(names, [predicted, "7", "3"], strict=True))
 
-    again = crmatch("train", "digits@4", "--labels", labels, "--out", tmp_path, *SHORT, "--json")
+    again = crmatch("train", "digits@4", "--labels", labels, "--out", tmp_path, *TINY_OPTIONS, "--json")
     assert again.code == 0, again.err
     record = json.loads(again.out)
     assert (record["labeled_images"], record["unlabeled_images"]) == (43, 1254)
@@ -211,7 +208,7 @@ def test_strong_views_are_made_by_the_policy_that_the_run_learned(
 def test_labels_of_a_data_set_that_do_not_fit_are_refused(crmatch: Command, tmp_path: Path, line: str, name: str) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text(f"path,label\n{line}\n")
-    outcome = crmatch("train", "digits@4", "--labels", labels, "--out", tmp_path, *SHORT)
+    outcome = crmatch("train", "digits@4", "--labels", labels, "--out", tmp_path, *TINY_OPTIONS)
     assert outcome.code == 3
     assert name in outcome.err
 
@@ -221,7 +218,7 @@ def test_a_folders_review_keeps_the_labels_it_was_trained_with(crmatch: Command,
     folder = write_photos(tmp_path / "photos", labeled=6, unlabeled=18)
     labels = tmp_path / "labels.csv"
     labels.write_text("path,label\nunlabeled/07.jpg,down\n")
-    arguments = ["--out", tmp_path / "runs", "--data-dir", tmp_path / "cache", *SHORT, "--no-baseline", "--json"]
+    arguments = ["--out", tmp_path / "runs", "--data-dir", tmp_path / "cache", *TINY_OPTIONS, "--no-baseline", "--json"]
     runs = [json.loads(crmatch("train", folder, *more, *arguments).out) for more in ([], ["--labels", labels])]
     assert runs[1]["labeled_images"] == runs[0]["labeled_images"] + 1
     assert runs[0]["run"] != runs[1]["run"]

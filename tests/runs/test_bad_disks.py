@@ -7,22 +7,19 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from conftest import TINY, Outcome, tiny_spec
+from conftest import Command, Trained, tiny_command, tiny_spec
 from crmatch.errors import StoppedError
 from crmatch.runs.directory import RunDirectory
 from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
 from crmatch.training.checkpoint import checkpoint_files, load_checkpoint, save_checkpoint
-
-Command = Callable[..., Outcome]
-TIMING = {"seconds", "images_per_second"}
+from finished import result_of
 
 
 def mount(folder: Path, *options: str) -> None:
@@ -42,11 +39,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def arguments(data_dir: Path, out: Path) -> list[object]:
-    assignments = [f"--set={key}={value}" for key, value in {**TINY, "method.rotation_images": 4}.items()]
-    return ["train", "stripes@2", "--data-dir", data_dir, "--out", out, *assignments, "--json"]
-
-
 def stop_after(steps: int, data_dir: Path, out: Path) -> RunDirectory:
     workspace, spec = Workspace.at(out, data_dir), tiny_spec(data_dir)
     with pytest.raises(StoppedError):
@@ -54,34 +46,26 @@ def stop_after(steps: int, data_dir: Path, out: Path) -> RunDirectory:
     return workspace.run_directory(spec)
 
 
-def result(out: Path, data_dir: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
-    directory = Workspace.at(out, data_dir).run_directory(tiny_spec(data_dir))
-    checkpoint = load_checkpoint(directory.checkpoints)
-    assert checkpoint is not None
-    lines = [{key: value for key, value in line.items() if key not in TIMING} for line in directory.read_metrics()]
-    return {name: tensor.contiguous().numpy().tobytes() for name, tensor in checkpoint.tensors.items()}, lines
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("checkpoints", [0.0, 0.5, 1.5])
 def test_a_full_disk_is_two_lines_and_with_space_the_run_ends_as_if_nothing_had_been(
-    crmatch: Command, stripes: Path, tmp_path: Path, small_disk: Path, checkpoints: float
+    crmatch: Command, stripes: Path, trained: Trained, small_disk: Path, checkpoints: float
 ) -> None:
     """Full from the start; full in the middle of the first checkpoint, and of the second."""
-    straight, out = tmp_path / "straight", small_disk / "runs"
-    assert crmatch(*arguments(stripes, straight)).code == 0
-    size = max(file.stat().st_size for file in straight.rglob("checkpoint/*"))
+    out = small_disk / "runs"
+    size = max(file.stat().st_size for file in (trained.run / "checkpoint").iterdir())
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"\1" * (shutil.disk_usage(small_disk).free - int(checkpoints * size) - 16384 * (checkpoints > 0)))
-    outcome = crmatch(*arguments(stripes, out))
+    outcome = crmatch(*tiny_command(stripes, out), "--json")
     assert outcome.code == 3, outcome.err
     assert "No space left on device" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 2
     assert len(list(out.rglob("checkpoint/*.safetensors"))) == int(checkpoints)
     ballast.unlink()
-    again = crmatch(*arguments(stripes, out))
+    again = crmatch(*tiny_command(stripes, out), "--json")
     assert again.code == 0, again.err
-    assert result(out, stripes) == result(straight, stripes)
+    directory = Workspace.at(out, stripes).run_directory(tiny_spec(stripes))
+    assert result_of(directory) == result_of(RunDirectory(trained.run))
 
 
 @pytest.mark.process
@@ -94,14 +78,14 @@ def test_a_run_directory_that_becomes_read_only_is_two_lines_and_loses_nothing(
     mount(out, "--bind", str(out))
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", out], check=True)
-        outcome = crmatch(*arguments(stripes, out))
+        outcome = crmatch(*tiny_command(stripes, out), "--json")
         assert outcome.code == 3, outcome.err
         assert "Read-only file system" in outcome.err
         assert len([line for line in outcome.err.splitlines() if line]) == 2
     finally:
         subprocess.run(["umount", "-l", out], check=True)
     assert {file: file.read_bytes() for file in before} == before
-    assert crmatch(*arguments(stripes, out)).code == 0
+    assert crmatch(*tiny_command(stripes, out), "--json").code == 0
 
 
 def test_a_data_directory_that_vanished_is_named_and_the_run_resumes_when_it_is_back(
@@ -117,20 +101,19 @@ def test_a_data_directory_that_vanished_is_named_and_the_run_resumes_when_it_is_
 
     with pytest.raises(StoppedError, match="stopped after step 9 of 20"):
         run(tiny_spec(stripes), Workspace.at(out, stripes), stop=stop)
-    outcome = crmatch(*arguments(stripes, out))
+    outcome = crmatch(*tiny_command(stripes, out), "--json")
     assert outcome.code in (2, 3)
     assert "stripes" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 2
     away.rename(stripes)
-    assert crmatch(*arguments(stripes, out)).code == 0
+    assert crmatch(*tiny_command(stripes, out), "--json").code == 0
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "unreadable"])
 def test_a_damaged_checkpoint_falls_back_says_so_and_the_result_is_the_same(
-    stripes: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    stripes: Path, trained: Trained, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    out, straight = tmp_path / "runs", tmp_path / "straight"
-    directory = stop_after(10, stripes, out)
+    directory = stop_after(10, stripes, tmp_path)
     newest, before = checkpoint_files(directory.checkpoints)
     content = newest.read_bytes()
     if damage == "unreadable":
@@ -139,11 +122,10 @@ def test_a_damaged_checkpoint_falls_back_says_so_and_the_result_is_the_same(
     else:
         newest.write_bytes(content[:-100] if damage == "cut" else content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
     caplog.set_level(logging.INFO)
-    record, expected = (run(tiny_spec(stripes), Workspace.at(place, stripes)) for place in (out, straight))
+    run(tiny_spec(stripes), Workspace.at(tmp_path, stripes))
     for said in (f"{newest} is damaged", before.name, "after step 8\n"):
         assert said in caplog.text
-    assert result(out, stripes) == result(straight, stripes)
-    assert record.model_dump(exclude={"seconds", "final"}) == expected.model_dump(exclude={"seconds", "final"})
+    assert result_of(directory) == result_of(RunDirectory(trained.run))
     assert len(checkpoint_files(directory.checkpoints)) == 2
     assert newest.with_name(f"{newest.name}.damaged").exists()
 
@@ -155,19 +137,19 @@ def test_a_checkpoint_that_does_not_fit_the_run_is_refused(crmatch: Command, str
     assert checkpoint is not None
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if "stem" not in name} | {"other/x": torch.zeros(1)}
     save_checkpoint(directory.checkpoints, checkpoint._replace(tensors=tensors, step=7))
-    outcome = crmatch(*arguments(stripes, tmp_path))
+    outcome = crmatch(*tiny_command(stripes, tmp_path), "--json")
     assert outcome.code == 4
     assert "does not fit" in outcome.err
 
 
 def test_clocks_that_jump_change_no_result_and_no_duration(
-    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stripes: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight, jumping = Workspace.at(tmp_path / "straight", stripes), Workspace.at(tmp_path / "jumping", stripes)
-    run(tiny_spec(stripes), straight)
     jumps = iter(range(0, -10_000_000, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
-    record = run(tiny_spec(stripes), jumping)
-    assert result(jumping.out, stripes) == result(straight.out, stripes)
+    workspace = Workspace.at(tmp_path, stripes)
+    record = run(tiny_spec(stripes), workspace)
+    directory = workspace.run_directory(record.spec)
+    assert result_of(directory) == result_of(RunDirectory(trained.run))
     assert 0 < record.seconds < 600
-    assert all(line["images_per_second"] > 0 for line in jumping.run_directory(record.spec).read_metrics())
+    assert all(line["images_per_second"] > 0 for line in directory.read_metrics())

@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import Outcome, tiny_spec
+from conftest import Command, tiny_spec
 from crmatch.data.settings import parse_setting
 from crmatch.distributed.process_group import ProcessGroup
 from crmatch.errors import RequestError
@@ -60,7 +59,7 @@ def test_if_no_batch_fits_the_other_switches_are_named(monkeypatch: pytest.Monke
     check_memory(spec, CIFAR, 4 * GIB)
 
 
-def test_a_run_that_cannot_fit_ends_with_code_2_before_it_writes(crmatch: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_a_run_that_cannot_fit_ends_with_code_2_before_it_writes(crmatch: Command, tmp_path: Path) -> None:
     arguments = ["--set", "plan.unlabeled_batch_size=65536", "--set", "network.filters=512", "--out", tmp_path / "runs"]
     outcome = crmatch("train", "digits@4", "--yes", *arguments)
     assert outcome.code == 2

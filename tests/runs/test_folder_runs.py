@@ -11,19 +11,18 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import Outcome
+from conftest import Command, options
 from crmatch.data.images import DataSet
 from crmatch.data.load import load_data
 from crmatch.data.splits import Split, make_split
 
-Command = Callable[..., Outcome]
 # The keys in which a folder's generic defaults differ from those of digits, and a short run of a small network.
 ALIKE = {
     "plan.steps": 12, "plan.evaluate_every": 6, "plan.log_every": 4, "plan.checkpoint_every": 6, "plan.ema_decay": 0.99,
     "network.filters": 8, "augmentation.mirror": False, "plan.labeled_batch_size": 8, "plan.unlabeled_batch_size": 16,
     "method.rotation_images": 4,
 }  # fmt: skip
-SETTINGS = [f"--set={key}={json.dumps(value)}" for key, value in ALIKE.items()]
+SETTINGS = options(ALIKE)
 
 
 @pytest.fixture(scope="module")

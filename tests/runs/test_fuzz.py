@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import TINY, Outcome
+from conftest import QUICK, TINY, Command, Outcome, options, tiny_command
 from crmatch.training.checkpoint import checkpoint_files
 
-Command = Callable[..., Outcome]
-ROUNDS = 12
+ROUNDS = 4 if QUICK else 12
 EXPECTED = {0, 2, 3, 4}
 SHORT = {**TINY, "plan.steps": 4, "plan.log_every": 1, "plan.evaluate_every": 2, "plan.checkpoint_every": 2}
-ASSIGNMENTS = [f"--set={key}={value}" for key, value in {**SHORT, "method.rotation_images": 4}.items()]
+ASSIGNMENTS = options({**SHORT, "method.rotation_images": 4})
 
 
 def flipped(content: bytes, source: random.Random) -> bytes:
@@ -56,14 +55,7 @@ def fuzz(call: Callable[[int], Outcome], files: Callable[[int], list[Path]], wha
 
 @pytest.fixture
 def command(stripes: Path, tmp_path: Path) -> list[object]:
-    return ["train", "stripes@2", "--data-dir", stripes, "--out", tmp_path / "runs", *ASSIGNMENTS, "--json"]
-
-
-@pytest.fixture
-def finished(crmatch: Command, command: list[object]) -> Path:
-    outcome = crmatch(*command)
-    assert outcome.code == 0, outcome.err
-    return Path(json.loads(outcome.out)["run"])
+    return [*tiny_command(stripes, tmp_path / "runs"), "--json"]
 
 
 @pytest.mark.process

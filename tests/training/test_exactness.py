@@ -8,23 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import QUICK, tiny_spec, training_of
-from crmatch.data.settings import parse_setting
+from conftest import QUICK, Trained, tiny_spec, training_of
 from crmatch.errors import StoppedError
 from crmatch.methods import METHODS
 from crmatch.methods.base import Step
 from crmatch.randomness import generator
-from crmatch.runs.directory import run_directory
+from crmatch.runs.directory import RunDirectory
 from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
-from crmatch.training.checkpoint import checkpoint_files, load_checkpoint
+from crmatch.training.checkpoint import load_checkpoint
+from finished import result_of
 
-TIMING = {"seconds", "images_per_second", "steps_per_second"}
 EAGER = {"method.threshold": 0.4}  # so that all terms are active within 20 steps
-
-
-def untimed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in TIMING} for line in lines]
 
 
 def stop_after(steps: int) -> Any:
@@ -32,42 +27,31 @@ def stop_after(steps: int) -> Any:
     return lambda: next(remaining, True)
 
 
-def final_state(directory: Any) -> dict[str, torch.Tensor]:
-    checkpoint = load_checkpoint(directory.checkpoints)
-    assert checkpoint is not None
-    assert checkpoint.step == 20
-    return checkpoint.tensors
+STOPS = (4,) if QUICK else (1, 4, 7)
 
 
-STOPS = (4,) if QUICK else (1, 4, 11)
-
-
-@pytest.mark.parametrize(("method", "stops"), [("crmatch", (7,)), *((method, STOPS) for method in sorted(METHODS))])
-def test_stopping_and_resuming_equals_never_having_stopped(
-    stripes: Path, tmp_path: Path, method: str, stops: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize(
+    ("method", "policy"), [*((method, "randaugment") for method in sorted(METHODS)), ("crmatch", "ctaugment")]
+)
+def test_stopping_and_resuming_equals_never_having_stopped(stripes: Path, tmp_path: Path, method: str, policy: str) -> None:
     keys = EAGER if "threshold" in tiny_spec(stripes, method).method.model_dump() else {}
-    spec = tiny_spec(stripes, method, **keys)
-    straight = run(spec, Workspace.at(tmp_path / "straight", stripes))
+    spec = tiny_spec(stripes, method, **keys, **{"plan.steps": 8, "augmentation.policy": policy})
+    places = [Workspace.at(tmp_path / out, stripes) for out in ("straight", "stopped")]
+    straight = run(spec, places[0])
     before = 0
-    for stop in stops:
-        with pytest.raises(StoppedError, match=f"stopped after step {stop} of 20"):
-            run(spec, Workspace.at(tmp_path / "stopped", stripes), stop=stop_after(stop - before))
+    for stop in STOPS:
+        with pytest.raises(StoppedError, match=f"stopped after step {stop} of 8"):
+            run(spec, places[1], stop=stop_after(stop - before))
         before = stop
-    resumed = run(spec, Workspace.at(tmp_path / "stopped", stripes))
-    one, two = (run_directory(tmp_path / out, spec, parse_setting(spec.setting, stripes)) for out in ("straight", "stopped"))
-    expected, actual = final_state(one), final_state(two)
-    assert expected.keys() == actual.keys()
-    assert {"network", "average", "optimizer"} <= {name.partition("/")[0] for name in expected}
-    assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
-    assert untimed(one.read_metrics()) == untimed(two.read_metrics())
-    assert one.model.read_bytes() == two.model.read_bytes()
-    drop = {"seconds", "final"}
-    assert straight.model_dump(exclude=drop) == resumed.model_dump(exclude=drop)
+    run(spec, places[1])
+    expected, actual = (result_of(place.run_directory(spec)) for place in places)
+    assert {"network", "average", "optimizer"} <= {name.partition("/")[0] for name in expected.state}
+    assert actual == expected
+    assert (straight.policy is not None) == (policy == "ctaugment")
 
 
-def test_a_kill_loses_no_more_than_one_interval_and_nothing_of_the_result(stripes: Path, tmp_path: Path) -> None:
-    spec = tiny_spec(stripes, **EAGER)
+def test_a_kill_loses_no_more_than_one_interval_and_nothing_of_the_result(trained: Trained, tmp_path: Path) -> None:
+    spec, workspace = tiny_spec(trained.data_dir), Workspace(tmp_path, trained.data_dir)
 
     class Killed(BaseException):
         pass
@@ -80,33 +64,14 @@ def test_a_kill_loses_no_more_than_one_interval_and_nothing_of_the_result(stripe
                 raise Killed
 
     with pytest.raises(Killed):
-        run(spec, Workspace.at(tmp_path / "killed", stripes), progress=KilledAtStep11())
-    directory = run_directory(tmp_path / "killed", spec, parse_setting(spec.setting, stripes))
+        run(spec, workspace, progress=KilledAtStep11())
+    directory = workspace.run_directory(spec)
     checkpoint = load_checkpoint(directory.checkpoints)
     assert checkpoint is not None
     assert checkpoint.step == 8
     assert directory.read_metrics()[-1]["step"] == 10
-    run(spec, Workspace.at(tmp_path / "killed", stripes))
-    run(spec, Workspace.at(tmp_path / "straight", stripes))
-    straight = run_directory(tmp_path / "straight", spec, parse_setting(spec.setting, stripes))
-    assert all(torch.equal(tensor, final_state(directory)[name]) for name, tensor in final_state(straight).items())
-    assert untimed(directory.read_metrics()) == untimed(straight.read_metrics())
-
-
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(stripes: Path, tmp_path: Path) -> None:
-    spec = tiny_spec(stripes, **EAGER)
-    with pytest.raises(StoppedError):
-        run(spec, Workspace.at(tmp_path, stripes), stop=stop_after(10))
-    directory = run_directory(tmp_path, spec, parse_setting(spec.setting, stripes))
-    newest, older = checkpoint_files(directory.checkpoints)
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 1
-    newest.write_bytes(bytes(content))
-    checkpoint = load_checkpoint(directory.checkpoints)
-    assert checkpoint is not None
-    assert checkpoint.step == 8
-    assert older.name.startswith("step-00000008")
-    assert run(spec, Workspace.at(tmp_path, stripes)).steps == 20
+    run(spec, workspace)
+    assert result_of(directory) == result_of(RunDirectory(trained.run))
 
 
 def test_fixmatch_is_crmatch_without_its_two_terms_over_20_steps(stripes: Path) -> None:
@@ -126,16 +91,7 @@ def test_fixmatch_is_crmatch_without_its_two_terms_over_20_steps(stripes: Path) 
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def test_the_two_terms_do_change_the_weights(stripes: Path) -> None:
-    """Guards the test above against comparing something with itself."""
-    trainings = [training_of(tiny_spec(stripes, method, **EAGER), stripes) for method in ("fixmatch", "crmatch")]
-    for training in trainings:
-        training.take_step()
-    one, two = (training.network.backbone.stem.weight for training in trainings)
-    assert not torch.equal(one, two)
-
-
-@pytest.mark.parametrize("step", [0, 7, 19])
+@pytest.mark.parametrize("step", [0, 7])
 def test_replaying_a_step_alone_gives_the_same_batch_views_and_loss(stripes: Path, step: int) -> None:
     spec = tiny_spec(stripes, **EAGER)
     training = training_of(spec, stripes)
@@ -156,31 +112,8 @@ def test_replaying_a_step_alone_gives_the_same_batch_views_and_loss(stripes: Pat
     assert {name: term.item() for name, term in again.terms.items()} == {name: term.item() for name, term in loss.terms.items()}
 
 
-def test_every_trainable_parameter_of_every_method_moves_within_three_steps(stripes: Path) -> None:
-    for method in METHODS:
-        keys = {"method.threshold": 0.0} if "threshold" in tiny_spec(stripes, method).method.model_dump() else {}
-        training = training_of(tiny_spec(stripes, method, **keys), stripes)
-        before = {name: parameter.detach().clone() for name, parameter in training.network.named_parameters()}
-        for _ in range(3):
-            training.take_step()
-        still = [name for name, parameter in training.network.named_parameters() if torch.equal(parameter, before[name])]
-        assert not still, f"{method}: {still}"
-
-
 def test_training_touches_no_global_random_state(stripes: Path) -> None:
     training = training_of(tiny_spec(stripes), stripes)
     before = torch.get_rng_state()
     training.take_step()
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_a_policy_that_learns_is_part_of_the_checkpoint(stripes: Path, tmp_path: Path) -> None:
-    spec = tiny_spec(stripes, **EAGER, **{"augmentation.policy": "ctaugment"})
-    straight = run(spec, Workspace.at(tmp_path / "straight", stripes))
-    with pytest.raises(StoppedError):
-        run(spec, Workspace.at(tmp_path / "stopped", stripes), stop=stop_after(7))
-    resumed = run(spec, Workspace.at(tmp_path / "stopped", stripes))
-    assert straight.policy is not None
-    assert straight.policy == resumed.policy
-    assert straight.ema == resumed.ema
-    assert straight.raw == resumed.raw

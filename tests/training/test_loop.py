@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
-from test_exactness import training_of
 
-from conftest import tiny_spec
+from conftest import tiny_spec, training_of
 from crmatch.augment.views import Batch, View
 from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step

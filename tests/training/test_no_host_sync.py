@@ -22,12 +22,12 @@ from crmatch.training.runtime import Runtime
 
 WAITS = (NotImplementedError, RuntimeError)
 """What torch raises where a value of a meta tensor is asked for."""
-STEPS = {"crmatch": 20}
-"""Steps to the log point; 3 for other methods."""
+STEPS = {"crmatch": 6}
+"""Steps to the log point; 2 for other methods."""
 
 
 def experiment_on_meta(data_dir: Path, method: str, policy: str = "randaugment", **machine: Any) -> Experiment:
-    plan = dict.fromkeys(("plan.log_every", "plan.evaluate_every", "plan.checkpoint_every", "plan.steps"), STEPS.get(method, 3))
+    plan = dict.fromkeys(("plan.log_every", "plan.evaluate_every", "plan.checkpoint_every", "plan.steps"), STEPS.get(method, 2))
     spec = tiny_spec(data_dir, method, **plan, **{"augmentation.policy": policy})
     runtime = Runtime(torch.device("meta"), torch.float32, **machine)
     assert not runtime.host_sync_is_free
@@ -47,12 +47,12 @@ def test_no_method_makes_the_host_wait_before_the_log_point(
     experiment = experiment_on_meta(stripes, method)
     training = experiment.training()
     monkeypatch.setattr(training, "_refresh", lambda step: None)  # graphs and clusters are made on the host, once per epoch
-    assert steps_until_the_host_waits(experiment, training) == STEPS.get(method, 3)
+    assert steps_until_the_host_waits(experiment, training) == STEPS.get(method, 2)
 
 
 def test_recomputing_does_not_make_the_host_wait(stripes: Path) -> None:
     experiment = experiment_on_meta(stripes, "fixmatch", recompute=True)
-    assert steps_until_the_host_waits(experiment, experiment.training()) == 3
+    assert steps_until_the_host_waits(experiment, experiment.training()) == 2
 
 
 def test_ctaugment_makes_the_host_wait_only_where_it_learns(stripes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_ctaugment_makes_the_host_wait_only_where_it_learns(stripes: Path, monke
     training = experiment.training()
     monkeypatch.setattr(training.batches.policy, "learn", lambda draws, proximity: None)
     monkeypatch.setattr(torch.Tensor, "cpu", lambda values: values)
-    assert steps_until_the_host_waits(experiment, training) == 3
+    assert steps_until_the_host_waits(experiment, training) == 2
 
 
 @pytest.mark.parametrize("wait", [lambda x: x.item(), bool, lambda x: x.cpu(), lambda x: x.numpy(), lambda x: x.nonzero()])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 from pydantic import ValidationError
 
 from crmatch.methods import build_method
@@ -87,30 +86,3 @@ def test_no_one_dimensional_parameter_decays() -> None:
     everything, nothing = Optimizer(network, TrainPlan(steps=1, decay_parameters="all")).param_groups
     assert len(everything["params"]) == len(names)
     assert not nothing["params"]
-
-
-def one_update(plan: TrainPlan, weight: float, gradients: list[float]) -> float:
-    layer = torch.nn.Linear(1, 1, bias=False).double()
-    with torch.no_grad():
-        layer.weight.fill_(weight)
-    optimizer = Optimizer(layer, plan)
-    for gradient in gradients:
-        layer.weight.grad = torch.full_like(layer.weight, gradient)
-        optimizer.step()
-    return layer.weight.item()
-
-
-def test_sgd_with_nesterov_and_l2_decay_equals_its_formula() -> None:
-    plan = TrainPlan(steps=1, learning_rate=0.1, momentum=0.9, weight_decay=0.01)
-    weight, velocity = 2.0, 0.0
-    for gradient in (1.0, -0.5, 0.3):
-        gradient += 0.01 * weight
-        velocity = 0.9 * velocity + gradient
-        weight -= 0.1 * (gradient + 0.9 * velocity)
-    assert math.isclose(one_update(plan, 2.0, [1.0, -0.5, 0.3]), weight, rel_tol=1e-12)
-
-
-def test_adam_with_decoupled_decay_shrinks_weights_by_rate_times_decay() -> None:
-    plan = TrainPlan(steps=1, optimizer="adam", decay_rule="decoupled", learning_rate=0.002, weight_decay=0.02)
-    expected = 2.0 * (1 - 0.002 * 0.02) - 0.002 * 1.0 / (1.0 + 1e-8)
-    assert math.isclose(one_update(plan, 2.0, [1.0]), expected, rel_tol=1e-9)

@@ -18,8 +18,8 @@ from torch import Tensor
 from crmatch.analysis.curves import Summary, summarize
 from crmatch.analysis.finished_run import draws, open_run
 from crmatch.augment.kernels.geometry import slide
-from crmatch.augment.operations import apply_operation
-from crmatch.augment.weak import ColorJitter
+from crmatch.augment.operations import apply_operation, apply_sequence
+from crmatch.augment.weak import draw_jitter
 from crmatch.errors import RequestError
 from crmatch.runs.workspace import Workspace
 
@@ -48,8 +48,7 @@ def _translated(images: Tensor, randomness: torch.Generator) -> Tensor:
 
 def _jittered(images: Tensor, randomness: torch.Generator) -> Tensor:
     """Brightness, contrast, saturation and hue in random order."""
-    jitter = ColorJitter()
-    return jitter.apply(images, jitter.draw(len(images), randomness))
+    return apply_sequence(images, *draw_jitter(len(images), randomness))
 
 
 def _operation(name: str, low: float, high: float) -> View:

@@ -13,33 +13,25 @@ from torch import Tensor
 from crmatch.augment.kernels.geometry import crop_and_mirror
 from crmatch.augment.operations import OPERATION_NAMES, apply_operation, apply_sequence
 
-_POSITIONS = torch.tensor([OPERATION_NAMES.index(name) for name in ("brightness", "contrast", "color", "hue")])
+_JITTER = torch.tensor([OPERATION_NAMES.index(name) for name in ("brightness", "contrast", "color", "hue")])
 
 
 class JitterDraws(NamedTuple):
-    """All randomness of N jittered images, on the CPU."""
+    """All randomness of N jittered images, on the CPU; `apply_sequence(images, *draws)` jitters them."""
 
     operations: Tensor  # int64 (N, 4), positions in `OPERATION_NAMES`, in the order of their application
     values: Tensor  # float64 (N, 4), their values
 
 
-class ColorJitter:
-    """torchvision's ``ColorJitter``: factors in 1 - x..1 + x and hue shifts in -x..x, in a random order per image."""
+def draw_jitter(count: int, generator: torch.Generator) -> JitterDraws:
+    """Draw torchvision's ``ColorJitter(0.4, 0.4, 0.4, 0.1)``: three factors in 0.6..1.4 and a hue shift in -0.1..0.1.
 
-    def __init__(self, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4, hue: float = 0.1) -> None:
-        """Set x of each operation: three from 0 to 1, `hue` from 0 to 0.5."""
-        self._reach = torch.tensor([brightness, contrast, saturation, hue], dtype=torch.float64)
-
-    def draw(self, count: int, generator: torch.Generator) -> JitterDraws:
-        """Draw the values and the order of `count` images."""
-        strengths = torch.rand(count, 4, generator=generator, dtype=torch.float64) * 2 - 1
-        order = torch.rand(count, 4, generator=generator, dtype=torch.float32).argsort(dim=1)
-        values = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64) + self._reach * strengths
-        return JitterDraws(_POSITIONS[order], values.gather(1, order))
-
-    def apply(self, images: Tensor, draws: JitterDraws) -> Tensor:
-        """Jitter uint8 (N, C, H, W)."""
-        return apply_sequence(images, draws.operations, draws.values)
+    Each image gets them in its own random order.
+    """
+    strengths = torch.rand(count, 4, generator=generator, dtype=torch.float64) * 2 - 1
+    order = torch.rand(count, 4, generator=generator, dtype=torch.float32).argsort(dim=1)
+    middle, reach = torch.tensor([[1.0, 1.0, 1.0, 0.0], [0.4, 0.4, 0.4, 0.1]], dtype=torch.float64)
+    return JitterDraws(_JITTER[order], (middle + reach * strengths).gather(1, order))
 
 
 _Draws = TypeVar("_Draws", bound=tuple[Tensor, ...])
@@ -69,8 +61,7 @@ def weak_views(images: Tensor, weak: WeakAugmentation, generator: torch.Generato
         turns = torch.rand(count, generator=generator, dtype=torch.float64) * 2 - 1
         views = apply_operation("rotate", views, turns[rows] * weak.rotation)
     if weak.jitter:
-        jitter = ColorJitter()
-        views = jitter.apply(views, rows_of(jitter.draw(count, generator), rows))
+        views = apply_sequence(views, *rows_of(draw_jitter(count, generator), rows))
     return views
 
 

@@ -67,10 +67,10 @@ class MeanTeacher(Method):
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
         """The second linear head, if it has a weight."""
-        from crmatch.networks.network import linear_head
+        from torch import nn
 
         second = self.consistency_weight and self.logit_distance_weight
-        return {"consistency": linear_head(shape.features, shape.classes)} if second else {}
+        return {"consistency": nn.Linear(shape.features, shape.classes)} if second else {}
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """All terms, from three forward passes: student on labeled images, teacher, student on unlabeled images."""

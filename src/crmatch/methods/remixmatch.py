@@ -94,11 +94,11 @@ class ReMixMatch(Method):
         """A linear rotation head, and the running state of distribution alignment."""
         import torch
 
-        from crmatch.networks.network import ROTATIONS, RunningState, linear_head
+        from crmatch.networks.network import ROTATIONS, RunningState
 
         heads: dict[str, nn.Module] = {}
         if "rotation" in self.weights:
-            heads["rotation"] = linear_head(shape.features, ROTATIONS)
+            heads["rotation"] = torch.nn.Linear(shape.features, ROTATIONS)
         if "mixed" in self.weights or "strong" in self.weights:
             memory = torch.full((self.memory_batches, shape.classes), 1 / shape.classes)
             heads["alignment"] = RunningState(model=memory, position=torch.tensor(0), data=memory[0].clone())

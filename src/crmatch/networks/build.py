@@ -52,8 +52,8 @@ def assemble(
     """`backbone` with a classifier and heads, all initialized but a pretrained backbone; see `build_network`."""
     feature_map, features = _output_shapes(backbone, channels, image_size)
     shape = NetworkShape(feature_map, classes, unlabeled, features)
+    normed = getattr(config, "weight_norm", False)
     with _seeded(generator(seed, "init/classifier")):
-        normed = getattr(config, "weight_norm", False)
         classifier = (NormedLinear if normed else nn.Linear)(shape.features, classes)
     with _seeded(generator(seed, "init/heads")):
         network = Network(backbone, classifier, heads(shape), normalize_features=config.normalize_features)
@@ -61,7 +61,8 @@ def assemble(
         _initialize(backbone, generator(seed, "init/backbone"), glorot=False)
     for name, module in [("classifier", classifier), *network.heads.items()]:
         _initialize(module, generator(seed, f"init/{name}"), glorot=name == "classifier")
-    set_gains(network)
+    if normed:
+        set_gains(network)
     return network
 
 

@@ -134,6 +134,17 @@ class Network(nn.Module):
         assert isinstance(refiner, AttentionRefiner)
         return refiner.description()
 
+    def save_memory(self, **switches: bool) -> None:
+        """Choose how the blocks train; blocks that have no such switch stay as they are.
+
+        `lean` fuses norm, activation and convolution (low_memory/norm_act_conv.py): less memory, a little faster, CPU only.
+        `recompute` recomputes activations in the backward pass (low_memory/recompute.py): far less memory, a third slower.
+        """
+        for module in self.modules():
+            for name, value in switches.items():
+                if hasattr(module, name):
+                    setattr(module, name, value)
+
     def channels_last(self) -> Network:
         """Put the kernels into the memory layout that convolutions prefer."""
         for parameter in self.parameters():
@@ -160,11 +171,6 @@ def projection_head(inputs: int, width: int, kind: Literal["linear", "mlp"]) -> 
 def rotation_head(features: int) -> nn.Module:
     """H of Eq. (7): Linear, ReLU, Linear from the pooled features to the four rotations."""
     return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, ROTATIONS))
-
-
-def linear_head(inputs: int, outputs: int) -> nn.Module:
-    """One linear layer on the pooled features: ReMixMatch's rotation head, Mean Teacher's second classifier."""
-    return nn.Linear(inputs, outputs)
 
 
 class RunningState(nn.Module):

@@ -26,7 +26,7 @@ class Block(nn.Module):
     """Pre-activation block: skip(x) + conv2(act(norm2(conv1(act(norm1(x)))))); see __init__ for two exceptions."""
 
     lean = False
-    """Set by `save_memory`: store one feature map per norm, activation and convolution instead of two (CPU only)."""
+    """Set by `Network.save_memory`: store one feature map per norm, activation and convolution instead of two (CPU only)."""
 
     def __init__(
         self, config: WideResNetConfig, in_channels: int, out_channels: int, stride: int, is_first_block: bool

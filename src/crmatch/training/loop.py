@@ -21,7 +21,6 @@ from crmatch.errors import DivergedError
 from crmatch.methods.base import LossTerms, Method, Models, Refresh, Step
 from crmatch.networks.dropout import dropout_from
 from crmatch.networks.ema import MovingAverage
-from crmatch.networks.low_memory import save_memory
 from crmatch.networks.network import Network
 from crmatch.randomness import generator
 from crmatch.training.checkpoint import Checkpoint
@@ -68,7 +67,7 @@ class Training:
         if self.runtime.processes.count > 1:
             make_distributed(self.network, self.runtime.processes)
         self.network.autocast = self.runtime.autocast
-        save_memory(self.network, lean=self.runtime.lean, recompute=self.runtime.recompute)
+        self.network.save_memory(lean=self.runtime.lean, recompute=self.runtime.recompute)
         # The EMA network is copied before compiling, so it stays eager, and before the hook, so its images are not counted.
         self.ema = MovingAverage(self.network, self.plan.ema_decay, self.plan.ema_warmup)
         self.ema.network.eval()

@@ -94,6 +94,7 @@ def truth(train: tuple[Array, Array], test: tuple[Array, Array], names: list[str
     return {**images, **more, "class_names": np.array(names)}
 
 
+@cache
 def cifar(name: str) -> Made:
     random = np.random.default_rng(0)
     classes = int(name.removeprefix("cifar"))
@@ -120,6 +121,7 @@ def cifar10() -> Made:
     return cifar("cifar10")
 
 
+@cache
 def svhn(seed: int = 0) -> Made:
     random = np.random.default_rng(seed)
     files, data = {}, {}
@@ -134,6 +136,7 @@ def svhn(seed: int = 0) -> Made:
     return Made(files, truth(data["train"], data["test"], [str(k) for k in range(10)]))
 
 
+@cache
 def stl10() -> Made:
     random = np.random.default_rng(0)
     counts = SMALL["stl10"]
@@ -191,6 +194,7 @@ def zipped(members: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+@cache
 def bad_zips() -> dict[str, bytes]:
     """Zip files for mini-ImageNet that must be refused, by the kind of damage."""
     from picture_corpus import png
