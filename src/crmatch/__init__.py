@@ -12,10 +12,12 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "CRMatchClassifier": "crmatch.estimator.classifier",
+    "Method": "crmatch.methods.base",
     "RunRecord": "crmatch.runs.record",
     "RunSpec": "crmatch.spec.run_spec",
     "load": "crmatch.predict.model",
     "recipe": "crmatch.spec.recipes",
+    "records": "crmatch.runs.finished",
     "replace": "crmatch.spec.run_spec",
     "run": "crmatch.runs.run",
 }

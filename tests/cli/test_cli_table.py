@@ -18,8 +18,8 @@ import pytest
 from filelock import FileLock, Timeout
 
 from conftest import TINY, Outcome
-from crmatch.analysis.curves import find_runs
 from crmatch.errors import DataError, DivergedError
+from crmatch.runs.finished import find_runs
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import RunSpec
 from crmatch.training.execution import Execution

@@ -40,6 +40,7 @@ def train(
     minutes: options.MinutesOption = None,
     steps: options.StepsOption = None,
     policy: options.PolicyOption = None,
+    network: options.NetworkOption = None,
     image_size: options.ImageSizeOption = None,
     labels: options.LabelsOption = None,
     baseline: Annotated[
@@ -48,6 +49,7 @@ def train(
     ] = None,
     data_dir: options.DataDirOption = None,
     out: options.OutOption = Path("runs"),
+    name: options.NameOption = None,
     device: options.DeviceOption = "auto",
     precision: Annotated[str | None, typer.Option("--precision", help="fp32 (default), fp64, bf16 or fp16 (GPU).")] = None,
     compile: options.CompileOption = False,
@@ -65,9 +67,11 @@ def train(
     from crmatch.training.execution import Execution
 
     named = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size, "precision": precision}
-    changes = options.read_changes(config, set_, {**named, "split": split, "seed": seed})
+    changes = options.read_changes(config, set_, {"network": network, **named, "split": split, "seed": seed})
     started = time.monotonic()
     workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
+    if network and backbone is None:
+        backbone = "none"
     recipe = _choose_recipe(workspace.setting(setting, labels), method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
     specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
@@ -77,6 +81,7 @@ def train(
         stage, own = ("head", ("method", "plan")) if recipe == "tune" else (recipe, ("method",))
         shared = {key: value for key, value in changes.items() if key.partition(".")[0] not in own}
         specs.append(options.make_spec(setting, "supervised", stage, data_dir, shared, labels, backbone))
+    workspaces = [workspace.named(name), workspace]  # the baseline keeps its own name
     if is_main_process():
         _check_pictures(specs, workspace, execution, quiet=json_)
     from crmatch.cli.display import Display, print_records
@@ -103,17 +108,17 @@ def train(
                     raise RequestError("--minutes works with one process only.\nUse --steps, or train without torchrun.")
                 share = 60 * minutes - (time.monotonic() - started)
                 share /= 1 if pretrained else len(specs) - number  # the runs share the time
-                specs[number] = _fit_into(minutes, share, specs[number], workspace, execution, progress)
+                specs[number] = _fit_into(minutes, share, specs[number], workspaces[number], execution, progress)
             if tensorboard and is_main_process():
                 from crmatch.cli.tensorboard import EventFile
 
-                progress = stack.enter_context(EventFile(workspace.run_directory(specs[number]), beside=progress))
+                progress = stack.enter_context(EventFile(workspaces[number].run_directory(specs[number]), beside=progress))
             watched: dict[str, Any] = {"resume": resume, "progress": progress, "stop": stop, "processes": processes}
-            records[number] = run(specs[number], workspace, execution, **watched)
+            records[number] = run(specs[number], workspaces[number], execution, **watched)
     if not is_main_process():
         return
     ordered = [records[number] for number in range(len(specs))]
-    paths = [workspace.run_directory(spec).path for spec in specs]
+    paths = [place.run_directory(spec).path for place, spec in zip(workspaces, specs, strict=False)]
     if json_:
         values = [
             {"run": str(path), "error": record.error, **record.model_dump(mode="json")}
@@ -127,7 +132,12 @@ def train(
             typer.echo(f"By cross-validation the better model is {paths[0 if evidence.unlabeled_help else 1]}")
 
 
-def evaluate(run: options.RunArgument, data_dir: options.DataDirOption = None, json_: options.JsonOption = False) -> None:
+def evaluate(
+    run: options.RunArgument,
+    data_dir: options.DataDirOption = None,
+    code: options.CodeOption = None,
+    json_: options.JsonOption = False,
+) -> None:
     """Evaluate a finished run's model on its test set again."""
     from crmatch.analysis.finished_run import open_run
     from crmatch.cli.display import print_evaluation
@@ -203,7 +213,7 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
         return
     from crmatch.cli.display import Bar
     from crmatch.data.folder.preflight import check_folder
-    from crmatch.methods import METHODS
+    from crmatch.methods import title_of
     from crmatch.networks.config import PretrainedConfig
     from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
     from crmatch.runs.cost import describe_cost, duration, estimate, feature_seconds
@@ -226,5 +236,5 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
         )
     else:
         costs = [describe_cost(estimate(one, setting, execution.activations)) for one in specs]
-        lines += [f"{METHODS[one.method.name].title}: {cost}" for one, cost in zip(specs, costs, strict=True)]
+        lines += [f"{title_of(one.method)}: {cost}" for one, cost in zip(specs, costs, strict=True)]
     typer.echo("\n".join(lines), err=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from crmatch.methods import METHODS
+from crmatch.methods import paper_of, title_of
 from crmatch.runs.record import HEADLINES, RunRecord
 
 MOST_CLASSES = 50  # further classes are only counted
@@ -40,7 +40,7 @@ Prediction needs `model.safetensors` and `config.json`. On the command line: `cr
 
 def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
     """`README.md` of a run's directory, from its record and its `config.json`."""
-    spec, method = record.spec, METHODS[record.spec.method.name]
+    spec = record.spec
     tested = f"% on n = {record.test_images:,} test images ({HEADLINES[spec.headline]})"
     errors = record.per_class_error or [None] * len(record.class_names)
     lines = [
@@ -51,8 +51,8 @@ def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
     return CARD.format(
         record=record,
         spec=spec,
-        title=method.title,
-        paper=method.paper,
+        title=title_of(spec.method),
+        paper=paper_of(spec.method),
         setting=_plain(spec.setting),
         classes=len(lines),
         kind="gray" if config["channels"] == 1 else "RGB",

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 
 from crmatch.errors import DataError
-from crmatch.spec.run_spec import RunSpec
+from crmatch.spec.run_spec import STORED, RunSpec
 from crmatch.strict_model import StrictModel
 
 MEDIAN_OF = 20
@@ -65,7 +65,7 @@ class RunRecord(StrictModel):
 def parse_record(values: Any, path: Path) -> RunRecord:
     """The record in JSON values read from `path`."""
     try:
-        return RunRecord.model_validate(values)
+        return RunRecord.model_validate(values, context=STORED)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         advice = "It is damaged or of another version of crmatch; move it away to train the run again."

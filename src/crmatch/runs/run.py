@@ -57,7 +57,7 @@ def run(
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace.at(workspace)
     setting = workspace.setting_of(spec)  # once: for a folder it looks at every picture
-    directory = run_directory(workspace.out, spec, setting)
+    directory = run_directory(workspace.out, spec, setting, workspace.name)
     if (finished := finished_record(directory, spec, resume)) is not None:
         return finished
     runtime = choose_runtime(execution, spec.precision, processes)
@@ -92,7 +92,7 @@ def make_experiment(
 
         report = progress.features if progress else None
         return runtime.processes.main_first(lambda: HeadExperiment(spec, data, split, runtime, workspace.features, report))
-    head = head_of(spec, workspace.setting_of(spec))
+    head, workspace = head_of(spec, workspace.setting_of(spec)), workspace.named(None)
     if (
         progress and not workspace.run_directory(head).record.exists()
     ):  # its features are worth a progress bar, its steps are not

@@ -91,13 +91,18 @@ def decode(path: str, size: int, channels: int) -> tuple[bytes, Facts]:
             with contextlib.suppress(Exception):  # damaged EXIF data do not affect the pixels
                 ImageOps.exif_transpose(picture, in_place=True)
         gray = _is_gray(picture)
-        width, height = covering_size(*picture.size, size)
-        if width * height > MOST_PIXELS and picture.size != (size, size):
-            raise PictureError(f"too long and narrow ({picture.width}x{picture.height})")
-        flat, mode = _flat(picture), "L" if channels == 1 else "RGB"
-        content = square(flat if flat.mode == mode else flat.convert(mode), size).tobytes()
+        content = square_pixels(picture, size, channels).tobytes()
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return content, Facts(*picture.size, gray, int.from_bytes(digest))
+
+
+def square_pixels(picture: Image.Image, size: int, channels: int) -> Pixels:
+    """An upright picture as uint8 (size, size, channels), as `decode_picture` describes them."""
+    width, height = covering_size(*picture.size, size)
+    if width * height > MOST_PIXELS and picture.size != (size, size):
+        raise PictureError(f"too long and narrow ({picture.width}x{picture.height})")
+    flat, mode = _flat(picture), "L" if channels == 1 else "RGB"
+    return np.array(square(flat if flat.mode == mode else flat.convert(mode), size)).reshape(size, size, channels)
 
 
 def choose_size(paths: Sequence[Path | str]) -> tuple[int, int]:

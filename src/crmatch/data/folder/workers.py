@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from crmatch.data.folder.decode import Facts, PictureError, Pixels, decode
+from crmatch.data.folder.decode import Facts, PictureError, Pixels, decode, square_pixels
 from crmatch.errors import DataError
 
 _CHUNKS_PER_WORKER = 16
@@ -48,6 +48,23 @@ def decode_pictures(paths: Sequence[Path | str], size: int, channels: int) -> tu
             for row, what in answers:
                 found[row] = what if isinstance(what, str) else Facts(*what)
         return np.fromfile(file.name, np.uint8).reshape(len(paths), size, size, channels), found
+
+
+def read_pictures(pictures: Sequence[Any], size: int, channels: int) -> Pixels:
+    """PIL images, or paths of picture files, as uint8 (N, size, size, channels); a `DataError` if one cannot be read."""
+    if not all(isinstance(picture, Image.Image | str | Path) for picture in pictures) or not pictures:
+        raise DataError("these are no pictures.\nGive an array, a tensor, PIL images, or paths of picture files.")
+    rows: list[Pixels | None] = [
+        square_pixels(ImageOps.exif_transpose(picture), size, channels) if isinstance(picture, Image.Image) else None
+        for picture in pictures
+    ]
+    paths = [picture for picture in pictures if not isinstance(picture, Image.Image)]
+    decoded, found = decode_pictures(paths, size, channels) if paths else (np.empty(0, np.uint8), [])
+    broken = [f"{path}: {what}" for path, what in zip(paths, found, strict=True) if isinstance(what, str)]
+    if broken:
+        raise DataError(f"{len(broken)} of {len(paths)} pictures cannot be read: {broken[0]}.\nLeave them out.")
+    rest = iter(decoded)
+    return np.stack([next(rest) if row is None else row for row in rows])
 
 
 def decode_rows(
