@@ -101,7 +101,7 @@ def find(code: str) -> Any:
             found = f"{file} has changed: this run used the content {code_checksum(code)}, the file has {changed[0][-8:]}"
             raise RequestError(f"{found}.\nBring the old file back, or train again.")
         found = f"{short_name(code)} is not part of crmatch, and its file is not imported without being named"
-        raise RequestError(f"{found}.\nName the file that this run was trained with: --code {file}")
+        raise RequestError(f"{found}.\nName the file that this run was trained with: --code {file} (in Python: code={file!r})")
     module = _import(path, code_checksum(code))
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]

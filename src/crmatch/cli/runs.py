@@ -70,7 +70,7 @@ def runs(
             "differences": ", ".join(differences),
             "error %": error_rate,
             "state": "finished" if record else "unfinished",
-            "date": date.isoformat(" ", "minutes"),
+            "date": date.isoformat(" ", "seconds"),
             "run": str(directory.path),
         }
         wanted = (

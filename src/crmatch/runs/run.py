@@ -32,6 +32,9 @@ from crmatch.training.execution import Execution
 from crmatch.training.loop import LogLine, Training, train
 from crmatch.training.runtime import Runtime, choose_runtime, describe_machine
 
+FEWEST_EVALUATIONS = 4
+"""A curve needs a few points, also if `--steps` makes a run shorter than the rhythm of its recipe."""
+
 
 def run(
     spec: RunSpec,
@@ -128,8 +131,9 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     if progress:
         progress.start(training.step, training.total_steps)
     advance = progress.advance if progress else lambda steps: None
+    evaluations = FEWEST_EVALUATIONS if spec.headline == "last" else 1  # more would change a median over the last ones
     try:
-        finished = train(training, experiment.observers(log, save=save, advance=advance, stop=stop))
+        finished = train(training, experiment.observers(log, save=save, advance=advance, stop=stop, evaluations=evaluations))
     except DivergedError as error:
         raise locate_divergence(error, experiment.training, directory, training.step) from error
     if not finished:
