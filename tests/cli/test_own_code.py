@@ -173,7 +173,7 @@ def test_a_record_of_an_unknown_method_is_not_called_damaged(digits_run, tmp_pat
     run.mkdir(parents=True)
     for name in ("record.json", "spec.json"):
         values = json.loads((digits_run / name).read_text())
-        (values["spec"] if "spec" in values else values)["method"] = {"name": "of_tomorrow", "strength": 3}
+        values.get("spec", values)["method"] = {"name": "of_tomorrow", "strength": 3}
         (run / name).write_text(json.dumps(values))
     assert "of_tomorrow" in crmatch("runs", tmp_path / "runs").out
     reported = crmatch("report", tmp_path / "runs", "--out", tmp_path / "report.html")

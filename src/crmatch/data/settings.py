@@ -108,7 +108,7 @@ def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | N
         near = difflib.get_close_matches(text, folders, n=1)
         guess = f"Did you mean the folder {near[0]!r}? " if near else ""
         raise RequestError(
-            f"{text[:80]!r} is neither a setting nor a folder.\n"
+            f"{text[:80]!r} is not a setting.\n"
             f"{guess}Write DATASET@LABELS_PER_CLASS, for example digits@4, or the path of a folder of pictures."
         )
     if known := NAMED_SETS.get(data):

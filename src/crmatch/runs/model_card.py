@@ -31,7 +31,7 @@ An image classifier for {classes} classes, trained by crmatch {record.crmatch_ve
 ```python
 import crmatch
 model = crmatch.load(DIRECTORY)  # the directory of this file
-probabilities = model.predict_probabilities(images)  # uint8 (N, C, H, W)
+predictions = model.predict(images)  # arrays, PIL images or paths -> class names and confidences
 ```
 
 Prediction needs `model.safetensors` and `config.json`. On the command line: `crmatch predict DIRECTORY PICTURES...`.
