@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look (default: runs).")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look (default: runs).")] = Path("runs"),
     setting: Annotated[str | None, typer.Option("--setting", help="Only runs on this setting or folder of pictures.")] = None,
     method: Annotated[str | None, typer.Option("--method", "-m", help="Only runs of this method.")] = None,
     changed: Annotated[

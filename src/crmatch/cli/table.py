@@ -30,7 +30,7 @@ Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 
 def table(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Which of the paper's, e.g. ablation; a wrong name lists them all.")
+        str | None, typer.Argument(metavar="NAME", help="Which of the paper's, e.g. ablation; a wrong name lists them all.")
     ] = None,
     methods: Annotated[
         str | None, typer.Option("--methods", help="A table of your own: its rows, e.g. fixmatch,crmatch,mine.py:X.")
