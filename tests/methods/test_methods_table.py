@@ -37,7 +37,7 @@ def test_the_table_holds_every_method_of_the_package():
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     found = {cls for cls in subclasses(Method) if not inspect.isabstract(cls) and cls.__module__.startswith("crmatch.")}
-    assert found == {method_class(name) for name in METHODS}
+    assert found - {StoredMethod} == {method_class(name) for name in METHODS}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -18,7 +18,7 @@ from crmatch.atomic_files import read_json
 from crmatch.errors import DataError, RequestError
 from crmatch.paper.grid import Grid, GridCell
 from crmatch.paper.tables import PaperTable
-from crmatch.runs.directory import RunDirectory, run_directory, train_command
+from crmatch.runs.directory import run_directory, train_command
 from crmatch.runs.finished import records
 from crmatch.runs.record import HEADLINES, RunRecord, parse_record
 from crmatch.runs.workspace import Workspace
@@ -157,15 +157,8 @@ def _fill_cell(
         # The deviation of a single run is over its repeats or images; that of several runs is over the runs.
         value = summarize([one.mean for one in summaries]) if len(summaries) > 1 else next(iter(summaries), None)
     problem = next((problems[spec] for spec in absent if spec in problems), "")
-    used = [share for run in runs if (share := _used_pseudo_labels(run)) is not None]
+    used = [used for run in runs if cell.measure is None and (used := run.record.pseudo_labels_used) is not None]
     return TableCell(cell, value, tuple(run.source for run in runs), tuple(missing), problem, any(used) if used else None)
-
-
-def _used_pseudo_labels(run: Run) -> bool | None:
-    """Whether any pseudo-label counted in the loss; None if the method makes none, or if there is a record without curves."""
-    lines = RunDirectory(Path(run.source)).read_metrics() if Path(run.source).is_dir() else []
-    shares = [line["mask_rate"] for line in lines if line.get("mask_rate") is not None]
-    return any(shares) if shares else None
 
 
 def _read_analysis(run: Run, analysis: str, measure: str) -> Summary | None:

@@ -53,6 +53,7 @@ class RunRecord(StrictModel):
     seconds: float
     machine: dict[str, Any]
     final: dict[str, Any]  # the last line of the curves
+    pseudo_labels_used: bool | None = None  # whether any counted in the loss; None: there were none, or an older record
     policy: dict[str, list[list[float]]] | None = None  # learned by CTAugment: operation -> weights of each parameter's bins
 
     @property

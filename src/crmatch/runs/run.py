@@ -156,6 +156,7 @@ def _record(experiment: Experiment, training: Training, lines: list[LogLine]) ->
     quality = experiment.measure(experiment.evaluated(training.models))
     curve = {name: [line[f"error/{name}"] for line in lines if f"error/{name}" in line] for name in ("ema", "raw")}
     policy = training.batches.policy
+    shares = [line["mask_rate"] for line in lines if "mask_rate" in line]
     return RunRecord(
         spec=spec,
         numerics=NUMERICS,
@@ -176,5 +177,6 @@ def _record(experiment: Experiment, training: Training, lines: list[LogLine]) ->
         seconds=round(training.seconds, 3),
         machine=describe_machine(experiment.runtime),
         final=lines[-1],
+        pseudo_labels_used=any(shares) if shares else None,
         policy=policy.rates() if isinstance(policy, CTAugment) else None,
     )
