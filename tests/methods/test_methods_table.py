@@ -15,7 +15,7 @@ from pydantic import ValidationError
 import crmatch
 from crmatch.errors import RequestError
 from crmatch.methods import METHODS, build_method, method_class
-from crmatch.methods.base import LossTerms, Method
+from crmatch.methods.base import LossTerms, Method, StoredMethod
 
 VARIANTS = [
     *((name, {}) for name in METHODS),
