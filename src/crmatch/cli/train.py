@@ -64,6 +64,7 @@ def train(
 ) -> None:
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
     from crmatch.runs.workspace import Workspace
+    from crmatch.spec.run_spec import replace
     from crmatch.training.execution import Execution
 
     named = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size, "precision": precision}
@@ -82,6 +83,13 @@ def train(
         shared = {key: value for key, value in changes.items() if key.partition(".")[0] not in own}
         specs.append(options.make_spec(setting, "supervised", stage, data_dir, shared, labels, backbone))
     workspaces = [workspace.named(name), workspace]  # the baseline keeps its own name
+    pretrained = recipe in ("head", "tune")
+    if pretrained and "data.image_size" not in changes:
+        changes["data.image_size"] = _choose_image_size(specs[0], workspaces[0], minutes, quiet=json_ or not is_main_process())
+        specs = [
+            replace(spec, **{"data.image_size": changes["data.image_size"], "network.size_chosen": spec.recipe == recipe})
+            for spec in specs
+        ]
     if is_main_process():
         _check_pictures(specs, workspace, execution, quiet=json_)
     from crmatch.cli.display import Display, print_records
@@ -90,19 +98,20 @@ def train(
 
     records: dict[int, RunRecord] = {}
     evidence: Evidence | None = None
-    pretrained = recipe in ("head", "tune")
     stop, processes = stop_request(), join()
     # With a frozen backbone the baseline takes seconds, and its features say whether unlabeled images help: it comes first.
     for number in reversed(range(len(specs))) if pretrained else range(len(specs)):
         with ExitStack() as stack:
             progress: Progress = stack.enter_context(Display(specs[number], quiet=json_ or not is_main_process()))
             if pretrained and number == 0 and len(specs) > 1 and processes.count == 1:
-                evidence = _gather_evidence(specs, workspace, execution, progress)
+                place = workspaces[0] if recipe == "head" else workspace  # the head of a tuned run keeps its own name
+                evidence = _gather_evidence(specs, place, execution, progress)
                 if evidence and not json_:
                     typer.echo("\n".join(evidence.lines()), err=True)
                 if recipe == "tune" and evidence and not evidence.unlabeled_help:
                     changes = {key: value for key, value in changes.items() if not key.startswith("method")}
-                    specs[0] = options.make_spec(setting, "supervised", recipe, data_dir, changes, labels, backbone)
+                    chosen = {"network.size_chosen": getattr(specs[0].network, "size_chosen", False)}
+                    specs[0] = options.make_spec(setting, "supervised", recipe, data_dir, changes | chosen, labels, backbone)
             if minutes and (number == 0 or not pretrained):
                 if processes.count > 1:
                     raise RequestError("--minutes works with one process only.\nUse --steps, or train without torchrun.")
@@ -170,18 +179,43 @@ def _choose_recipe(setting: Setting, method: str, recipe: str | None, backbone: 
     return recipe
 
 
+def _choose_image_size(spec: RunSpec, workspace: Workspace, minutes: float | None, quiet: bool) -> int:
+    """The image size of a run with a pretrained backbone: one at which it takes three minutes, or most of `minutes`."""
+    from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
+    from crmatch.spec.run_spec import replace
+
+    spec = replace(spec, **{"network.size_chosen": True, "plan.minutes": minutes})
+    if (begun := workspace.run_directory(spec).read_spec()) is not None:
+        return begun.data.image_size
+    if getattr(spec.network, "backbone", None) not in EFFICIENTNET_LITE:  # the time of other networks is not known
+        return spec.data.image_size
+    from crmatch.runs.image_size import choose_image_size
+
+    choice = choose_image_size(spec, workspace.setting_of(spec), workspace, 54 * minutes if minutes else 180)
+    if not quiet:
+        typer.echo(choice.line(), err=True)
+    return choice.size
+
+
 def _gather_evidence(specs: list[RunSpec], workspace: Workspace, execution: Execution, progress: Progress) -> Evidence | None:
     """Compare the heads with and without unlabeled images by cross-validation over the labels."""
-    from crmatch.runs.cross_validation import gather_evidence
+    from crmatch.atomic_files import write_json
+    from crmatch.runs.cross_validation import gather_evidence, read_evidence
     from crmatch.runs.features import HeadExperiment
     from crmatch.spec.recipes import head_of
     from crmatch.training.runtime import choose_runtime
 
     main, supervised = specs
     head = main if main.recipe == "head" else head_of(main, workspace.setting_of(main))
+    kept = workspace.run_directory(head).evidence
+    if kept.exists():
+        return read_evidence(kept)
     runtime = choose_runtime(execution, head.precision)
     experiment = HeadExperiment(head, *workspace.load(head), runtime, workspace.features, progress.features)
-    return gather_evidence(experiment, supervised, head)
+    evidence = gather_evidence(experiment, supervised, head)
+    if evidence:
+        write_json(kept, evidence._asdict())
+    return evidence
 
 
 def _fit_into(
@@ -216,7 +250,8 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
     from crmatch.methods import title_of
     from crmatch.networks.config import PretrainedConfig
     from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
-    from crmatch.runs.cost import describe_cost, duration, estimate, feature_seconds
+    from crmatch.runs.cost import describe_cost, duration, estimate, pretrained_seconds
+    from crmatch.spec.run_spec import replace
 
     setting = workspace.setting_of(spec)
     with Bar("pictures", quiet) as progress:
@@ -229,7 +264,8 @@ def _check_pictures(specs: list[RunSpec], workspace: Workspace, execution: Execu
     if isinstance(spec.network, PretrainedConfig):
         pictures, network = sum(one.labeled for one in report.classes) + report.unlabeled, spec.network.backbone
         known = network in EFFICIENTNET_LITE
-        time_needed = f", about {duration(feature_seconds(spec, setting.channels, pictures))} on two cores" if known else ""
+        head = replace(spec, **{"network.train": "head"})
+        time_needed = f", about {duration(pretrained_seconds(head, setting.channels, pictures))} on two cores" if known else ""
         lines.append(
             f"First the pretrained network {network} computes features of {pictures:,} pictures at {spec.data.image_size} px "
             f"in several views (once{time_needed}). A classifier is then trained on them in seconds."

@@ -36,6 +36,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         self.running_mean, self.running_var = norm.running_mean, norm.running_var
         self.num_batches_tracked = norm.num_batches_tracked
         self.processes = processes
+        self.training = norm.training  # False for the frozen norms of a pretrained backbone
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalize the local rows (n, C, h, w)."""

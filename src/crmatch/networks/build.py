@@ -84,7 +84,7 @@ def _output_shapes(backbone: nn.Module, channels: int, image_size: int) -> tuple
 def _pretrained(config: PretrainedConfig, channels: int, image_size: int, architecture: Mapping[str, Any] | None) -> nn.Module:
     from crmatch.networks.pretrained.load import load_body
 
-    return PretrainedBackbone(load_body(config.backbone, architecture), config.freeze_norm, image_size)
+    return PretrainedBackbone(load_body(config.backbone, architecture), config, image_size)
 
 
 def _own(config: OwnNetworkConfig, channels: int, image_size: int, architecture: Mapping[str, Any] | None) -> nn.Module:

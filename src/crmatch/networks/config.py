@@ -59,10 +59,14 @@ class PretrainedConfig(StrictModel):
     """`head` trains a linear classifier on features that are computed once; `all` trains the whole network."""
     weak_views: int = Field(2, ge=1, le=64)
     """Stored weak views of each image; only for `head`."""
-    strong_views: int = Field(8, ge=1, le=64)
+    strong_views: int = Field(4, ge=1, le=64)
     """Stored strong views of each image; only for `head`."""
     freeze_norm: bool = True
     """Keep the pretrained running statistics of batch norms; only for `all`."""
+    size_chosen: bool = False
+    """Whether time and cross-validation chose `data.image_size`; the name of the run then does not contain it."""
+    frozen_share: float = Field(0.0, ge=0, lt=1)
+    """Share of the backbone's parameter tensors, counted from the input, that are not trained; only for `all`."""
     normalize_features: bool = False
 
 

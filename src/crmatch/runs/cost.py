@@ -25,7 +25,12 @@ from crmatch.networks.config import (
     ResNet18Config,
     WideResNetConfig,
 )
-from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE, OUT_CHANNELS, efficientnet_lite_blocks
+from crmatch.networks.pretrained.catalog import (
+    EFFICIENTNET_LITE,
+    OUT_CHANNELS,
+    efficientnet_lite_blocks,
+    onnxruntime_is_installed,
+)
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Activations
 
@@ -34,6 +39,10 @@ IGNORE = "CRMATCH_IGNORE_MEMORY"  # environment variable; 1 trains although the 
 STEM_CHANNELS = 16
 # (multiply-adds, seconds) per image on two cores of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`.
 MEASURED = ((3.05e6, 0.088 / 288), (11.1e6, 0.190 / 288), (214e6, 39 / 2304))
+# Seconds per multiply-add of a forward pass by onnxruntime: 90,000 views of cifar10_small at 96 pixels took 120 s.
+FEATURE_SECONDS = 1.9e-11
+TRAINING_FACTOR = 3.0  # time of a training image by torch, the first third of the network frozen, in such forward passes
+USEFUL_STEPS = 400  # of tuning, for which the image size must leave time
 # Two assumptions about a GPU: FixMatch's 2^20 steps take two to three days, and launches bound a step from below.
 GPU_OPERATIONS, GPU_STEP_SECONDS = 6e12, 0.03
 # Bytes of activations per convolution output and image. Wide ResNets: `lean` from peaks of 3.1 GB in steps of 1,216 images of
@@ -138,12 +147,15 @@ def network_layers(network: AnyNetwork, channels: int, side: int) -> list[Layer]
     return layers
 
 
-def feature_seconds(spec: RunSpec, channels: int, images: int) -> float:
-    """Seconds on two cores for the stored features of `images` pictures; a forward pass is a third of a training step."""
+def pretrained_seconds(spec: RunSpec, channels: int, images: int) -> float:
+    """Seconds on two cores of a run with a pretrained backbone: features of `images` pictures, and 400 steps of tuning."""
     assert isinstance(spec.network, PretrainedConfig)
     layers = network_layers(spec.network, channels, spec.data.image_size)
-    views = 1 + spec.network.weak_views + spec.network.strong_views
-    return images * views * _seconds_per_image(sum(layer.weights * layer.pixels for layer in layers)) / 3
+    forward = sum(layer.weights * layer.pixels for layer in layers) * FEATURE_SECONDS
+    views = images * (1 + spec.network.weak_views + spec.network.strong_views)
+    features = views * forward * (1.0 if onnxruntime_is_installed() else 2.5)
+    tuning = USEFUL_STEPS * images_per_step(spec) * TRAINING_FACTOR * forward if spec.network.train == "all" else 0.0
+    return features + tuning
 
 
 def _efficientnet_layers(backbone: str, side: int) -> list[Layer]:

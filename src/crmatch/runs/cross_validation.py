@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from crmatch.atomic_files import read_json
 from crmatch.data.splits import Split
+from crmatch.errors import DataError
 from crmatch.randomness import generator
 from crmatch.runs.features import HeadExperiment
 from crmatch.spec.run_spec import RunSpec, replace
@@ -55,6 +58,14 @@ class Evidence(NamedTuple):
                 "Train longer (--minutes 30), train from scratch (--backbone none), or label more images."
             )
         return lines
+
+
+def read_evidence(path: Path) -> Evidence | None:
+    """Evidence that was kept beside a run; None if the file is damaged."""
+    try:
+        return Evidence(**read_json(path))
+    except (DataError, TypeError):
+        return None
 
 
 def gather_evidence(experiment: HeadExperiment, supervised: RunSpec, semi_supervised: RunSpec) -> Evidence | None:

@@ -99,6 +99,8 @@ def _folder_hash(spec: RunSpec) -> str:
     same: dict[str, Any] = {"split": 1, "seed": 0}
     if spec.plan.minutes is not None:  # its steps are chosen later
         same["plan"] = spec.plan.model_copy(update={**dict.fromkeys(FOLLOW_FROM_MINUTES, 1), "unlabeled_epochs": None})
+    if getattr(spec.network, "size_chosen", False):
+        same["data"] = spec.data.model_copy(update={"image_size": 0})
     return spec.model_copy(update=same).hash
 
 
@@ -110,6 +112,8 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum"]
     if spec.plan.minutes is not None:  # what follows from them
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]
+    if getattr(spec.network, "size_chosen", False):
+        named += ["data.image_size", "network.size_chosen"]
     return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
 
 
@@ -149,6 +153,7 @@ class RunDirectory:
         self.card = path / MODEL_CARD
         self.checkpoints = path / "checkpoint"
         self.tensorboard = path / "tensorboard"
+        self.evidence = path / "evidence.json"  # cross-validation over the labels, only for heads on frozen backbones
         self.lock = path / "run.lock"
 
     @contextmanager

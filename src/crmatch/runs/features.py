@@ -6,7 +6,9 @@ import copy
 import hashlib
 import io
 import json
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from crmatch.methods.base import Models
 from crmatch.networks.build import assemble
 from crmatch.networks.config import PretrainedConfig
 from crmatch.networks.network import Network
-from crmatch.networks.pretrained.backbone import FeatureInput, PretrainedBackbone
+from crmatch.networks.pretrained.backbone import FeatureInput, PretrainedBackbone, root
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.networks.pretrained.inference import PooledFeatures, feature_function
 from crmatch.networks.pretrained.load import load_body
@@ -42,6 +44,8 @@ BLOCK = 256
 """Images that go through the backbone together."""
 FORMAT = 1
 """Raised when stored features of earlier versions must not be used any more."""
+MOST_BYTES = 8 * 2**30
+"""All stored features together; the least recently used ones are removed first."""
 FeatureProgress = Callable[[int, int], None]
 """Receives the number of finished views and the number of all views, summed over images."""
 
@@ -72,7 +76,7 @@ class FeatureStore:
         digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=8)
         for block in torch.split(images, BLOCK):
             digest.update(block.contiguous().numpy().tobytes())
-        self._folder = folder / digest.hexdigest()
+        self.folder = folder / digest.hexdigest()
 
     def missing(self, views: list[str]) -> list[str]:
         """The views that have to be computed."""
@@ -92,10 +96,16 @@ class FeatureStore:
 
     def read(self, views: list[str]) -> FeatureBank:
         """Stored views, memory-mapped."""
+        os.utime(self.folder)  # used now, see `remove_unused`
         return [np.load(self._path(view), mmap_mode="r") for view in views]
 
+    @property
+    def bytes(self) -> int:
+        """Size of all stored views on disk."""
+        return sum(file.stat().st_size for file in self.folder.iterdir())
+
     def _path(self, view: str) -> Path:
-        return self._folder / f"{view}.npy"
+        return self.folder / f"{view}.npy"
 
     def _augmented(self, view: str, images: Tensor, block: int) -> Tensor:
         """The view of a block of uint8 images. Its draws depend on the view and the block only, not on the run's seed."""
@@ -109,6 +119,16 @@ class FeatureStore:
             draws = policy.draw(len(images), height, width, generator(0, f"features/strong/{view}", block))
             images = policy.apply(images, draws)
         return images
+
+
+def remove_unused(folder: Path, in_use: Sequence[FeatureStore], most: int = MOST_BYTES) -> None:
+    """Remove the features that were not used for the longest time, until at most `most` bytes are left."""
+    stores = [path for path in folder.iterdir() if path.is_dir() and path not in [store.folder for store in in_use]]
+    total = sum(store.bytes for store in in_use)
+    for path in sorted(stores, key=lambda path: path.stat().st_mtime, reverse=True):
+        total += sum(file.stat().st_size for file in path.iterdir())
+        if total > most:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class HeadExperiment(Experiment):
@@ -142,11 +162,12 @@ class HeadExperiment(Experiment):
             test = FeatureStore(spec, data.test.images, folder)
             work += [(test, view, len(data.test)) for view in test.missing(["none"])]
         self._compute(work, progress)
+        remove_unused(folder, [train, test] if test else [train])
         banks = dict(zip(views, train.read(views), strict=True))
         self.banks = {
             kind: [bank for view, bank in banks.items() if view.startswith(kind)] for kind in ("none", "weak", "strong")
         }
-        self.center = torch.from_numpy(self.banks["none"][0].astype(np.float32).mean(axis=0))
+        self.center = root(torch.from_numpy(self.banks["none"][0].astype(np.float32))).mean(dim=0)
         self._test_features = self._as_input(test.read(["none"])[0]) if test else None
 
     def _as_input(self, features: NDArray[np.float16]) -> Tensor:
@@ -229,7 +250,7 @@ class HeadExperiment(Experiment):
     def deployed_network(self, models: Models) -> Network:
         """The pretrained backbone with the trained classifier."""
         spec, head = self.spec, self.evaluated(models)
-        backbone = PretrainedBackbone(load_body(self._config.backbone), self._config.freeze_norm, spec.data.image_size)
+        backbone = PretrainedBackbone(load_body(self._config.backbone), self._config, spec.data.image_size)
         backbone.center.copy_(self.center)
         return Network(backbone, head.classifier, {}, self._config.normalize_features)
 

