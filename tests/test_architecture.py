@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "crmatch"
 LAYERS = (
-    {"errors", "randomness", "atomic_files", "strict_model"},
+    {"errors", "randomness", "atomic_files", "strict_model", "own_code"},
     {"data"},
     {"augment", "networks", "distributed"},
     {"losses", "methods", "training"},
@@ -31,7 +31,7 @@ LIGHT = (
     "crmatch.networks.config", "crmatch.training.plan", "crmatch.augment.variants", "crmatch.data.settings",
     "crmatch.data.packed", "crmatch.data.official.fetch", "crmatch.data.folder.preflight", "crmatch.runs.record",
     "crmatch.runs.directory", "crmatch.runs.cost", "crmatch.paper.formats", "crmatch.engines.ray", "crmatch.engines.progress",
-    "crmatch.analysis.curves", "crmatch.report.charts",
+    "crmatch.analysis.curves", "crmatch.report.charts", "crmatch.runs.finished", "crmatch.own_code",
 )  # fmt: skip
 """Modules that must not import torch: the ones behind help, specs, tables and dry runs."""
 

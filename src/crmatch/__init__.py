@@ -13,11 +13,13 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "CRMatchClassifier": "crmatch.estimator.classifier",
     "LabeledKFold": "crmatch.estimator.selection",
+    "Method": "crmatch.methods.base",
     "RunRecord": "crmatch.runs.record",
     "RunSpec": "crmatch.spec.run_spec",
     "labeled_scorer": "crmatch.estimator.selection",
     "load": "crmatch.predict.model",
     "recipe": "crmatch.spec.recipes",
+    "records": "crmatch.runs.finished",
     "replace": "crmatch.spec.run_spec",
     "run": "crmatch.runs.run",
 }

@@ -9,9 +9,10 @@ from PIL import Image
 
 from conftest import Command, Trained
 from crmatch.analysis import toy
-from crmatch.analysis.curves import class_spread, find_runs, read_record, summarize, threshold_curve
+from crmatch.analysis.curves import class_spread, summarize, threshold_curve
 from crmatch.analysis.embedding import embed
 from crmatch.errors import DataError, RequestError
+from crmatch.runs.finished import find_runs, read_record
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import replace
 from finished import train_tiny

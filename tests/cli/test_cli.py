@@ -191,7 +191,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["show", "config", "digits@4", "--set", "setting=../../elsewhere"], 2, "cannot be changed"),
     (["train", "cifar10@4"], 3, "crmatch data fetch cifar10"),
     (["train", "broken@4"], 3, "cannot be read as a packed set"),
-    (["evaluate", "/nowhere"], 3, "/nowhere does not exist"),
+    (["evaluate", "/nowhere"], 3, "there is no directory /nowhere"),
     (["train", ""], 2, "is not a setting"),
     (["train", "a" * 5000], 2, "is not a setting"),
     (["train", "digits@" + "9" * 5000], 2, "is not a setting"),

@@ -17,8 +17,8 @@ import pytest
 from filelock import FileLock, Timeout
 
 from conftest import TINY, Command, options
-from crmatch.analysis.curves import find_runs
 from crmatch.errors import DataError, DivergedError
+from crmatch.runs.finished import find_runs
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import RunSpec
 from crmatch.training.execution import Execution
@@ -140,7 +140,7 @@ def test_a_diverged_run_is_shown_and_the_others_go_on(
     assert outcome.code == 0
     assert executions == {Execution("cpu", compile=True)}
     assert "| ✓ | ✓ without L_S | diverged: the loss is not finite at step 3. [1] |" in outcome.out
-    assert "| ✓ | ✓ without L_PL | " in outcome.out
+    assert "| ✓ | ✓ without L_PL ‡ | " in outcome.out
     assert len(records_of(tmp_path / "runs")) == 5
 
 

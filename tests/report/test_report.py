@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from conftest import Command, Trained
-from crmatch.analysis.curves import read_record
 from crmatch.data.settings import parse_setting
 from crmatch.report.charts import Series, line_chart, round_marks
 from crmatch.report.page import find_baseline, spec_rows
 from crmatch.report.pictures import confident_mistakes, least_certain
+from crmatch.runs.finished import read_record
 from crmatch.spec.recipes import recipe
 from finished import HOSTILE_NAMES, stripes_in, train_tiny, write_photos
 

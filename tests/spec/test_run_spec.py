@@ -9,7 +9,7 @@ from conftest import write_packed
 from crmatch.data.settings import GENERIC, Setting, parse_setting
 from crmatch.errors import RequestError
 from crmatch.methods import METHODS
-from crmatch.runs.directory import variant
+from crmatch.runs.directory import run_directory, variant
 from crmatch.spec.recipes import RECIPES, recipe
 from crmatch.spec.run_spec import RunSpec, differences, flatten, parse_assignments, parse_spec, replace
 
@@ -156,13 +156,25 @@ def test_the_variant_names_the_recipe_and_each_changed_key(digits: Setting) -> N
     assert variant(spec, digits) == ""
     assert variant(replace(spec, split=3, seed=9), digits) == ""
     assert variant(of("digits@4", name="paper"), digits) == "paper"
-    assert variant(replace(spec, **{"plan.steps": 7, "method.clamp": False}), digits) == "method.clamp=False,plan.steps=7"
+    changed = replace(spec, **{"plan.steps": 7, "method.rotation_weight": 2.0, "method.clamp": False})
+    assert variant(changed, digits) == "clamp=False,rotation_weight=2,steps=7"
 
 
 def test_two_specs_never_share_a_variant_even_when_it_is_long(digits: Setting) -> None:
-    keys = {"method.threshold": 0.9, "method.projection": "mlp", "method.pair": "strong-strong", "plan.steps": 7}
+    keys = {"method.threshold": 0.9, "method.projection": "mlp", "method.pair": "strong-strong", "plan.ema_decay": 0.7}
     first, second = (variant(replace(of("digits@4"), **keys, **{"plan.log_every": n}), digits) for n in (3, 4))
-    assert len(first) == len(second) == 49
+    assert first.startswith("pair=strong-strong,projection=mlp,and-3-more-")
     assert first != second
-    assert first[:40] == second[:40]
     assert variant(replace(of("digits@4"), **keys, **{"plan.log_every": 3}, split=2, seed=5), digits) == first
+
+
+def test_runs_under_the_names_of_version_0_1_are_found(digits: Setting, tmp_path: Path) -> None:
+    keys = {"method.feature_distance_weight": 0.0, "method.rotation_weight": 0.0, "method.pair": "strong-strong"}
+    short, long = replace(of("digits@4"), **{"plan.steps": 30}), replace(of("digits@4"), **keys)
+    names = {short: "crmatch-plan.steps=30", long: "crmatch-method.feature_distance_weight=0.0,metho-23ca0b57"}
+    for spec, name in names.items():
+        assert run_directory(tmp_path, spec, digits).path.parent.name != name
+        old = tmp_path / "digits@4" / name / "split1-seed0"
+        old.mkdir(parents=True)
+        (old / "spec.json").write_text("{}")
+        assert run_directory(tmp_path, spec, digits).path == old

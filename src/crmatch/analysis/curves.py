@@ -1,4 +1,4 @@
-"""Analyses that need only the files of finished runs: finding runs, training curves, thresholds, spread over classes.
+"""Analyses that need only the files of finished runs: training curves, thresholds, spread over classes.
 
 Imports no torch.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crmatch.errors import DataError, RequestError
+from crmatch.errors import RequestError
 from crmatch.runs.directory import RunDirectory
 from crmatch.runs.record import RunRecord
 from crmatch.spec.run_spec import differences
@@ -31,33 +31,6 @@ class Summary(NamedTuple):
 def summarize(values: Sequence[float]) -> Summary:
     """Mean, standard deviation and number of `values`."""
     return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
-
-
-def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Directories of the finished runs at or below each of `paths`, in order and without duplicates.
-
-    Runs that `--fresh` set aside are found only if they are named themselves.
-    """
-    found: dict[Path, None] = {}
-    for path in paths:
-        below = [path] if (path / "record.json").is_file() else finished_below(path, "**/record.json")
-        if not below:
-            raise DataError(f"there is no finished run in {path}.\nTrain first, or name the directory of a run.")
-        found |= dict.fromkeys(below)
-    return list(found)
-
-
-def finished_below(path: Path, pattern: str) -> list[Path]:
-    """Directories of the records that match `pattern`, without runs that `--fresh` set aside."""
-    return sorted(file.parent for file in path.glob(pattern) if not RunDirectory(file.parent).is_aside)
-
-
-def read_record(run: Path) -> RunRecord:
-    """The record of a finished run."""
-    record = RunDirectory(run).read_record()
-    if record is None:
-        raise DataError(f"{run} has no record.json: it is not a finished run.\nRun its command again to finish it.")
-    return record
 
 
 def curve(lines: Sequence[Mapping[str, Any]], key: str) -> Points:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from crmatch.analysis.finished_run import FinishedRun, draws, open_run
 from crmatch.errors import RequestError, unknown_name_error
-from crmatch.methods import METHODS
+from crmatch.methods import title_of
+from crmatch.runs.finished import short_names
 from crmatch.runs.workspace import Workspace
 
 LIMIT = 2000
@@ -44,7 +45,9 @@ def embed(runs: Sequence[Path], workspace: Workspace, classes: Sequence[str] | N
         raise RequestError(f"{found}.\nName more classes; t-SNE needs {FEWEST} images.")
     images = first.data.train.images[rows]
     points = [_plane(run.model.features(images)) for run in finished]
-    return Embedding(points, [_title(run) for run in finished], labels, list(classes or first.record.class_names))
+    names = short_names([run.path for run in finished])
+    titles = [_title(run, names[run.path]) for run in finished]
+    return Embedding(points, titles, labels, list(classes or first.record.class_names))
 
 
 def _choose(run: FinishedRun, classes: Sequence[str] | None, limit: int) -> tuple[Tensor, NDArray[np.int64]]:
@@ -72,6 +75,6 @@ def _plane(features: Tensor) -> NDArray[np.float64]:
     return np.asarray(mapping.fit_transform(features.double().numpy()), dtype=np.float64)
 
 
-def _title(run: FinishedRun) -> str:
+def _title(run: FinishedRun, name: str) -> str:
     error = "" if run.record.error is None else f", error {run.record.error:.2f} %"
-    return f"{METHODS[run.record.spec.method.name].title}{error}\n{run.path.parent.name}"
+    return f"{title_of(run.record.spec.method)}{error}\n{name}"

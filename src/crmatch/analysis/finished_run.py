@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crmatch.analysis.curves import read_record
 from crmatch.augment.batches import build_policy
 from crmatch.augment.ctaugment import CTAugment
 from crmatch.augment.views import Policy
@@ -19,6 +18,7 @@ from crmatch.errors import DataError
 from crmatch.predict.model import Model, load
 from crmatch.randomness import generator
 from crmatch.runs.experiment import weak_augmentation
+from crmatch.runs.finished import read_record
 from crmatch.runs.record import RunRecord
 from crmatch.runs.workspace import Workspace
 

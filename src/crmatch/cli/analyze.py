@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crmatch.cli.options import DataDirOption, JsonOption, RunArgument, print_rows, print_saved, workspace_at
+from crmatch.cli.options import CodeOption, DataDirOption, JsonOption, RunArgument, print_rows, print_saved, workspace_at
 
 if TYPE_CHECKING:
     from crmatch.analysis.curves import Summary
 
-RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished runs, or directories above them.")]
+RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished runs, directories above them, or latest.")]
 FigureOption = Annotated[Path, typer.Option("--out", help="Where to write the picture (.png, .svg, .pdf).")]
 figure = typer.Typer(
     help="Draw the paper's figures: t-SNE, training curves, error over the threshold, the teaser's toy. "
@@ -31,6 +31,7 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Where to write the page.")] = Path("report.html"),
     data_dir: DataDirOption = None,
+    code: CodeOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page about finished runs: errors, curves, confusions, pictures, settings."""
@@ -48,6 +49,7 @@ def probe(
     run: RunArgument,
     repeats: Annotated[int, typer.Option("--repeats", help="Splits of the test images, each with its own draws.")] = 10,
     data_dir: DataDirOption = None,
+    code: CodeOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Measure equivariance: the error of a linear SVM that tells transformed from original images (50 %: it cannot)."""
@@ -57,7 +59,7 @@ def probe(
     _print_summaries(run, "transformation", "probe error %", result, 2, json_)
 
 
-def distances(run: RunArgument, data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
+def distances(run: RunArgument, data_dir: DataDirOption = None, code: CodeOption = None, json_: JsonOption = False) -> None:
     """Measure how far augmentation moves features: cosine between original, weak and strong views of the test images."""
     from crmatch.analysis.similarities import similarities
 
@@ -86,12 +88,13 @@ def draw_tsne(
     limit: Annotated[int, typer.Option("--limit", help="Draw at most this many unlabeled images.")] = 2000,
     out: FigureOption = Path("tsne.png"),
     data_dir: DataDirOption = None,
+    code: CodeOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Draw t-SNE of the features of unlabeled images, models side by side."""
-    from crmatch.analysis.curves import find_runs
     from crmatch.analysis.embedding import embed
     from crmatch.report.figures import draw_embedding
+    from crmatch.runs.finished import find_runs
 
     found = find_runs(runs)
     embedding = embed(found, workspace_at(data_dir), classes.split(",") if classes else None, limit=limit)
@@ -102,28 +105,31 @@ def draw_tsne(
 @figure.command("curves")
 def draw_training_curves(runs: RunsArgument, out: FigureOption = Path("curves.png"), json_: JsonOption = False) -> None:
     """Draw pseudo-label error, error of contributing images and their share over training."""
-    from crmatch.analysis.curves import find_runs, pseudo_label_curves
+    from crmatch.analysis.curves import pseudo_label_curves
     from crmatch.errors import RequestError
     from crmatch.report.figures import draw_curves
+    from crmatch.runs.finished import find_runs, short_names
 
-    curves = {str(path): pseudo_label_curves(path) for path in find_runs(runs)}
+    names = short_names(find_runs(runs))
+    curves = {str(path): pseudo_label_curves(path) for path in names}
     if empty := [path for path, found in curves.items() if not found]:
         raise RequestError(f"{empty[0]} has no pseudo-label curves.\nLeave it out: its method makes no pseudo-labels.")
-    draw_curves(curves, out)
+    draw_curves(dict(zip(names.values(), curves.values(), strict=True)), out)
     print_saved(out, {"curves": curves}, json_)
 
 
 @figure.command("threshold")
 def draw_threshold_curve(runs: RunsArgument, out: FigureOption = Path("threshold.png"), json_: JsonOption = False) -> None:
     """Draw test error over the confidence threshold, from runs that differ in threshold, split and seed only."""
-    from crmatch.analysis.curves import find_runs, read_record, threshold_curve
-    from crmatch.methods import METHODS
+    from crmatch.analysis.curves import threshold_curve
+    from crmatch.methods import title_of
     from crmatch.report.figures import draw_threshold
+    from crmatch.runs.finished import find_runs, read_record
 
     records = [read_record(path) for path in find_runs(runs)]
     errors = threshold_curve(records)
     spec = records[0].spec
-    draw_threshold(errors, f"{METHODS[spec.method.name].title} on {spec.setting}", out)
+    draw_threshold(errors, f"{title_of(spec.method)} on {spec.setting}", out)
     print_saved(out, {"errors": [{"threshold": value, **one._asdict()} for value, one in errors.items()]}, json_)
 
 

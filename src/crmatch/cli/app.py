@@ -12,6 +12,7 @@ import crmatch
 from crmatch.cli.analyze import distances, figure, probe, report
 from crmatch.cli.data import data
 from crmatch.cli.help import arrange
+from crmatch.cli.runs import runs
 from crmatch.cli.show import show
 from crmatch.cli.table import table
 from crmatch.cli.train import evaluate, is_main_process, train
@@ -42,7 +43,7 @@ def _options_of_the_program(
 
 
 # The help lists the commands in this order.
-for command in (train, evaluate, predict, export, review, suggest, table, report, probe, distances):
+for command in (train, evaluate, predict, export, review, suggest, runs, table, report, probe, distances):
     app.command()(command)
 app.add_typer(figure, name="figure")
 app.add_typer(show, name="show")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from crmatch.methods import METHODS
+from crmatch.methods import title_of
 from crmatch.runs.cost import duration
 from crmatch.runs.record import HEADLINES
 
@@ -113,7 +113,7 @@ class Display(AbstractContextManager["Display"]):
         self._end_features()
         self._first, self._total = done, total
         spec = self._spec
-        run = f"{METHODS[spec.method.name].title} on {spec.setting}, recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"
+        run = f"{title_of(spec.method)} on {spec.setting}, recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"
         self._say(f"{run}: {self.cost or f'{total:,} steps'}" + (f", resuming after step {done:,}" if done else ""))
         self._bar.start(total, done, spec.method.name)
 
@@ -162,7 +162,7 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> 
     first, *others = records
     setting = f"{first.spec.setting}, split {first.spec.split}, {first.labeled_images:,} labels"
     for record in records:
-        title = METHODS[record.spec.method.name].title
+        title = title_of(record.spec.method)
         if record.error is None:
             result = "trained; there is no test set to measure it on"
         else:

@@ -14,14 +14,50 @@ if TYPE_CHECKING:
     from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import RunSpec
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
+
+def _one_run(path: Path) -> Path:
+    from crmatch.runs.finished import find_run
+
+    return find_run(path)
+
+
+def _name_files(files: list[Path] | None) -> list[Path] | None:
+    from crmatch.own_code import name_file
+
+    for file in files or []:
+        name_file(file)
+    return files
+
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", callback=_one_run, help="Directory of a finished run, or above it if it is the only one; or latest."
+    ),
+]
+CodeOption = Annotated[
+    list[Path] | None,
+    typer.Option("--code", callback=_name_files, help="Your file with the data set or network of the run; repeatable."),
+]
+NetworkOption = Annotated[
+    str | None, typer.Option("--network", help="wrn-28-2, resnet-18, ... or your own: path/mine.py:function.")
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="Name of the run's folder (default: the method and what differs from its recipe).")
+]
 SettingArgument = Annotated[
-    str, typer.Argument(metavar="SETTING|FOLDER", help="DATASET@LABELS_PER_CLASS, e.g. cifar10@25; or a folder of pictures.")
+    str,
+    typer.Argument(
+        metavar="SETTING|FOLDER",
+        help="DATASET@LABELS_PER_CLASS, e.g. cifar10@25; a folder of pictures; mine.py:function@4.",
+    ),
 ]
 LabelsOption = Annotated[
     Path | None, typer.Option("--labels", help="CSV file path,label, as crmatch review writes it; wins over a folder's own.")
 ]
-MethodOption = Annotated[str, typer.Option("--method", "-m", help="Method; crmatch show methods lists them.")]
+MethodOption = Annotated[
+    str, typer.Option("--method", "-m", help="Method, as crmatch show methods lists them; or mine.py:ClassName.")
+]
 RecipeOption = Annotated[
     str | None,
     typer.Option(

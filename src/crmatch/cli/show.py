@@ -18,11 +18,12 @@ show = typer.Typer(help="Show methods, settings, configurations, augmentations, 
 @show.command("methods")
 def show_methods(json_: options.JsonOption = False) -> None:
     """List all methods with a summary, the paper, and which images update the running statistics of batch normalization."""
-    from crmatch.methods import METHODS, method_class
+    from crmatch.methods import METHODS, installed_methods, method_class
 
+    methods = {**METHODS, **{name: method_class(name) for name in installed_methods()}}
     rows = [
         {"name": name, "summary": one.summary, "paper": one.paper, "batch norm": method_class(name).running_statistics}
-        for name, one in METHODS.items()
+        for name, one in methods.items()
     ]
     options.print_rows(rows, json_)
 
@@ -120,7 +121,7 @@ def show_augmentations(
     if chosen.folder:
         raise RequestError(f"--setting takes a data set, not the folder {setting}.\nShow one of its pictures: --image FILE")
     if image is None:
-        train = load_data(chosen.data, workspace.data_dir, chosen.image_size).train
+        train = load_data(chosen.data, workspace.data_dir, chosen.image_size, chosen.code).train
         first = [int((train.labels == label).nonzero()[0, 0]) for label in range(min(train.classes, gallery.COLUMNS))]
         gallery.draw_gallery(train.images[first], chosen.data, out, variant, mirror=chosen.defaults.mirror)
     else:
@@ -145,7 +146,7 @@ def show_data(
     if setting.folder:
         train = load_folder(setting.folder, setting.image_size, workspace.data_dir).train
     else:
-        train = load_data(setting.data, workspace.data_dir).train
+        train = load_data(setting.data, workspace.data_dir, code=setting.code).train
     draw_contact_sheet(train, f"{setting.data}: {len(train):,} training images, {train.classes} classes", out)
     options.print_saved(out, {}, json_)
 

@@ -1,11 +1,13 @@
-"""Command `crmatch table`: a table of the paper; its missing runs are trained or listed.
+"""Command `crmatch table`: a table of the paper or of your own; its missing runs are trained or listed.
 
 crmatch table ablation --setting digits@4 --splits 1-3    # on a small setting
 crmatch table ablation --dry-run                          # what the paper's own table would cost
+crmatch table --methods fixmatch,mine.py:X --settings digits@4,svhn_small@25 --splits 1-5    # a table of your own
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,9 +29,17 @@ Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 
 
 def table(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which table, e.g. ablation; a wrong name lists them all.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Which of the paper's, e.g. ablation; a wrong name lists them all.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="A table of your own: its rows, e.g. fixmatch,crmatch,mine.py:X.")
+    ] = None,
+    settings: Annotated[
+        str | None, typer.Option("--settings", help="A table of your own: its columns, e.g. svhn_small@25,digits@4.")
+    ] = None,
     setting: Annotated[str | None, typer.Option("--setting", help="Another setting than the paper's, e.g. digits@4.")] = None,
-    splits: Annotated[str | None, typer.Option("--splits", help="1-5, 2 or 1,3 (default: as many as the paper).")] = None,
+    splits: Annotated[str | None, typer.Option("--splits", help="1-5, 2 or 1,3 (default: as in the paper, else 1).")] = None,
     recipe: options.RecipeOption = None,
     steps: options.StepsOption = None,
     set_: options.SetOption = None,
@@ -58,12 +68,15 @@ def table(
     format_: Annotated[Format, typer.Option("--format", help="terminal, markdown, latex, csv or json.")] = "terminal",
     save: Annotated[Path | None, typer.Option("--save", help="Write the table to this file instead of showing it.")] = None,
 ) -> None:
-    """Make a table of the paper: finished runs are reused, missing ones are trained; run the same command again to resume."""
-    from crmatch.paper.grid import Overrides, find_table, make_grid, parse_splits
-    from crmatch.paper.results import fill, records_in, runs_in
+    """Make a table, the paper's or your own: finished runs are reused, missing ones are trained; run it again to resume."""
+    from crmatch.paper.grid import Overrides, find_table, make_grid, own_table, parse_splits
+    from crmatch.paper.results import fill, finished_runs, recorded_runs, runs_in
     from crmatch.runs.workspace import Workspace
     from crmatch.training.execution import Execution
 
+    if bool(methods) != bool(settings) or bool(name) == bool(methods) or (methods and (setting or claims)):
+        asked = "give the NAME of a table of the paper, or --methods and --settings for a table of your own"
+        raise RequestError(f"{asked}.\nFor example: crmatch table --methods fixmatch,crmatch --settings digits@4")
     if records and (dry_run or fresh):
         raise RequestError("--records trains nothing, so --dry-run and --fresh mean nothing with it.\nLeave one of them out.")
     if save and format_ == "terminal":
@@ -75,9 +88,12 @@ def table(
     chosen = [*workspace.options(), *execution.options()]
     changes = options.read_changes(None, set_, {})
     overrides = Overrides(setting, recipe, steps, parse_splits(splits) if splits else None, changes, claims)
-    grid = make_grid(find_table(name), overrides, workspace)
-    find = records_in(records) if records else runs_in(workspace, grid)
-    missing = [] if records else [spec for spec in grid.specs if fresh or find(spec) is None]
+    own = own_table(methods.split(","), settings.split(",")) if methods and settings else None
+    found = functools.cache(lambda: recorded_runs(records) if records else finished_runs(workspace))
+    grid = make_grid(own or find_table(name or ""), overrides, workspace, found)
+    find = found().get if records else runs_in(workspace, grid)
+    trainable = [] if records else [spec for spec in grid.specs if grid.is_trainable(spec)]
+    missing = [spec for spec in trainable if fresh or find(spec) is None]
     problems: dict[RunSpec, str] = {}
     if dry_run:
         _list_missing(grid, missing, chosen, execution, format_)
@@ -136,7 +152,7 @@ def _list_missing(grid: Grid, missing: list[RunSpec], options: list[str], execut
     typer.echo(f"{grid.title}\n{len(grid.specs)} runs, {len(grid.specs) - len(missing)} finished, {len(missing)} missing")
     for command, cost in runs:
         typer.echo(f"{command}\n    # {describe_cost(cost)}")
-    known = [cost for _, cost in runs if cost.steps is not None]
+    known = [cost for _, cost in runs if cost.cpu_seconds is not None]
     if known:
         total = known[0]._replace(
             cpu_seconds=sum(cost.cpu_seconds or 0 for cost in known),

@@ -40,6 +40,7 @@ def train(
     minutes: options.MinutesOption = None,
     steps: options.StepsOption = None,
     policy: options.PolicyOption = None,
+    network: options.NetworkOption = None,
     image_size: options.ImageSizeOption = None,
     labels: options.LabelsOption = None,
     baseline: Annotated[
@@ -48,6 +49,7 @@ def train(
     ] = None,
     data_dir: options.DataDirOption = None,
     out: options.OutOption = Path("runs"),
+    name: options.NameOption = None,
     device: options.DeviceOption = "auto",
     precision: Annotated[str | None, typer.Option("--precision", help="fp32 (default), fp64, bf16 or fp16 (GPU).")] = None,
     compile: options.CompileOption = False,
@@ -71,10 +73,12 @@ def train(
     from crmatch.training.execution import Execution
 
     named = {"plan.steps": steps, "augmentation.policy": policy, "data.image_size": image_size, "precision": precision}
-    changes = options.read_changes(config, set_, {**named, "split": split, "seed": seed})
+    changes = options.read_changes(config, set_, {"network": network, **named, "split": split, "seed": seed})
     started = time.monotonic()
     workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
     long_is_wanted = yes or minutes is not None or recipe in ("paper", "usb", "original")
+    if network and backbone is None:
+        backbone = "none"
     recipe = _choose_recipe(workspace.setting(setting, labels), method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
     specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
@@ -84,9 +88,10 @@ def train(
         stage, own = ("head", ("method", "plan")) if recipe == "tune" else (recipe, ("method",))
         shared = {key: value for key, value in changes.items() if key.partition(".")[0] not in own}
         specs.append(options.make_spec(setting, "supervised", stage, data_dir, shared, labels, backbone))
+    workspaces = [workspace.named(name), workspace]  # the baseline keeps its own name
     pretrained = recipe in ("head", "tune")
     if pretrained and "data.image_size" not in changes:
-        changes["data.image_size"] = _choose_image_size(specs[0], workspace, minutes, quiet=json_ or not is_main_process())
+        changes["data.image_size"] = _choose_image_size(specs[0], workspaces[0], minutes, quiet=json_ or not is_main_process())
         specs = [
             replace(spec, **{"data.image_size": changes["data.image_size"], "network.size_chosen": spec.recipe == recipe})
             for spec in specs
@@ -110,7 +115,8 @@ def train(
             display = stack.enter_context(Display(specs[number], quiet=json_ or not is_main_process()))
             progress: Progress = display
             if pretrained and number == 0 and len(specs) > 1 and processes.count == 1:
-                evidence = _gather_evidence(specs, workspace, execution, progress)
+                place = workspaces[0] if recipe == "head" else workspace  # the head of a tuned run keeps its own name
+                evidence = _gather_evidence(specs, place, execution, progress)
                 if evidence and not json_:
                     typer.echo("\n".join(evidence.lines()), err=True)
                 if recipe == "tune" and evidence and not evidence.unlabeled_help:
@@ -122,21 +128,21 @@ def train(
                     raise RequestError("--minutes works with one process only.\nUse --steps, or train without torchrun.")
                 share = 60 * minutes - (time.monotonic() - started)
                 share /= 1 if pretrained else len(specs) - number  # the runs share the time
-                specs[number] = _fit_into(minutes, share, specs[number], workspace, execution, progress)
-            for name in trackers:
+                specs[number] = _fit_into(minutes, share, specs[number], workspaces[number], execution, progress)
+            for tool in trackers:
                 from crmatch.cli.trackers import tracked
 
-                progress = stack.enter_context(tracked(name, specs[number], workspace, beside=progress))
+                progress = stack.enter_context(tracked(tool, specs[number], workspaces[number], beside=progress))
             if not pretrained:
                 display.cost = describe_cost(
                     estimate(specs[number], workspace.setting_of(specs[number]), execution.activations)
                 )
             watched: dict[str, Any] = {"resume": resume, "progress": progress, "stop": stop, "processes": processes}
-            records[number] = run(specs[number], workspace, execution, **watched)
+            records[number] = run(specs[number], workspaces[number], execution, **watched)
     if not is_main_process():
         return
     ordered = [records[number] for number in range(len(specs))]
-    paths = [workspace.run_directory(spec).path for spec in specs]
+    paths = [place.run_directory(spec).path for place, spec in zip(workspaces, specs, strict=False)]
     if json_:
         values = [
             {"run": str(path), "error": record.error, **record.model_dump(mode="json")}
@@ -150,7 +156,12 @@ def train(
             typer.echo(f"By cross-validation the better model is {paths[0 if evidence.unlabeled_help else 1]}")
 
 
-def evaluate(run: options.RunArgument, data_dir: options.DataDirOption = None, json_: options.JsonOption = False) -> None:
+def evaluate(
+    run: options.RunArgument,
+    data_dir: options.DataDirOption = None,
+    code: options.CodeOption = None,
+    json_: options.JsonOption = False,
+) -> None:
     """Evaluate a finished run's model on its test set again."""
     from crmatch.analysis.finished_run import open_run
     from crmatch.cli.display import print_evaluation
@@ -247,7 +258,7 @@ def is_main_process() -> bool:
 def _refuse_long_run(spec: RunSpec, workspace: Workspace, execution: Execution) -> None:
     """Stop before more than a day of training, unless it was begun before, and name what takes minutes."""
     from crmatch.data.official.fetch import require_set
-    from crmatch.methods import METHODS
+    from crmatch.methods import title_of
     from crmatch.runs.cost import DAY, describe_cost, duration, estimate
 
     setting = workspace.setting_of(spec)
@@ -267,7 +278,7 @@ def _refuse_long_run(spec: RunSpec, workspace: Workspace, execution: Execution) 
         advice = (
             f"Use --recipe quick (about {duration(quick.cpu_seconds or 0)}), or add --recipe paper to train it all the same."
         )
-    run = f"{METHODS[spec.method.name].title} on {spec.setting}, recipe {spec.recipe}"
+    run = f"{title_of(spec.method)} on {spec.setting}, recipe {spec.recipe}"
     raise RequestError(f"{run}, would take long: {describe_cost(cost)}.\n{advice}")
 
 

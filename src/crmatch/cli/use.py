@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from crmatch.cli.options import DataDirOption, JsonOption, RunArgument, print_rows, workspace_at
+from crmatch.cli.options import CodeOption, DataDirOption, JsonOption, RunArgument, print_rows, workspace_at
 from crmatch.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -24,16 +24,18 @@ CHECKED_IMAGES = 500
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run, or of its model.")],
+    run: RunArgument,
     pictures: Annotated[list[Path], typer.Argument(metavar="PICTURES...", help="Picture files, and folders of them.")],
     out: Annotated[Path | None, typer.Option("--out", help="A .csv or .json file (default: CSV on stdout).")] = None,
-    abstain: Annotated[
-        float, typer.Option("--abstain", min=0, max=1, help="Leave the class empty below this confidence, e.g. 0.8.")
-    ] = 0.0,
+    abstain: Annotated[float, typer.Option("--abstain", help="Leave the class empty below this confidence, e.g. 0.8.")] = 0.0,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Add the probability of every class.")] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images per pass through the network.")] = 256,
+    code: CodeOption = None,
 ) -> None:
     """Predict the classes of pictures; unreadable files are listed and get no class."""
+    if not 0 <= abstain <= 1:
+        guess = f"Did you mean {abstain / 100:g}?" if 1 < abstain <= 100 else "Use 0 to 1."
+        raise RequestError(f"--abstain {abstain:g} is not a confidence from 0 to 1.\n{guess}")
     if out is not None and out.suffix not in (".csv", ".json"):
         raise RequestError(f"--out {out} is neither .csv nor .json.\nName a .csv or .json file.")
     from crmatch.atomic_files import write_file
@@ -61,6 +63,7 @@ def export(
     form: Annotated[Literal["torch", "onnx"], typer.Option("--format", help="torch (torch.export, .pt2) or onnx.")] = "torch",
     out: Annotated[Path | None, typer.Option("--out", help="File to write (default: model.pt2 or model.onnx in RUN).")] = None,
     data_dir: DataDirOption = None,
+    code: CodeOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Export the model: uint8 (N, C, H, W) in, probabilities out; the file is checked against the model."""
@@ -85,6 +88,7 @@ def review(
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("review.html"),
     most: Annotated[int | None, typer.Option("--most", min=1, help="Only this many, the least certain (default: all).")] = None,
     data_dir: DataDirOption = None,
+    code: CodeOption = None,
 ) -> None:
     """Write a page of the unlabeled pictures with the model's predictions, to confirm or correct them as labels."""
     from crmatch.predict.label_suggestions import read_run
@@ -101,6 +105,7 @@ def suggest(
     run: RunArgument,
     count: Annotated[int, typer.Option("-n", min=1, help="How many pictures.")] = 20,
     data_dir: DataDirOption = None,
+    code: CodeOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Suggest which unlabeled pictures to label next, with the reasons."""
@@ -115,8 +120,8 @@ def _images_to_check(run: Path, model: Model, workspace: Workspace) -> tuple[Ten
     """Images to compare an exported model on: the run's test or training images, or noise if its data is gone."""
     import torch
 
-    from crmatch.analysis.curves import read_record
     from crmatch.randomness import generator
+    from crmatch.runs.finished import read_record
 
     try:
         data, _ = workspace.load(read_record(run).spec)

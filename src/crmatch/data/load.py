@@ -12,6 +12,7 @@ from crmatch.data.folder.scan import join_names, label_lines
 from crmatch.data.images import UNLABELED, DataSet, ImageSet, resize
 from crmatch.data.official.catalog import CATALOG
 from crmatch.data.official.fetch import READERS, fetch, require_set
+from crmatch.data.own_sets import own_arrays
 from crmatch.data.packed import Arrays, Rows, packed_path, read_packed
 from crmatch.data.settings import default_data_dir
 from crmatch.data.splits import Split
@@ -20,10 +21,10 @@ from crmatch.errors import DataError
 logger = logging.getLogger(__name__)
 
 
-def load_data(name: str, data_dir: Path | None = None, image_size: int | None = None) -> DataSet:
-    """Load the data set `name`, resized to `image_size` pixels if it is given."""
+def load_data(name: str, data_dir: Path | None = None, image_size: int | None = None, code: str | None = None) -> DataSet:
+    """Load the packed set `name`, or the set that a function makes (`code`), resized to `image_size` pixels if it is given."""
     path = packed_path(name, data_dir or default_data_dir())
-    data = _from_arrays(path, _read(name, path))
+    data = _from_arrays(path, _read(name, path)) if code is None else _from_arrays(Path(name), own_arrays(code))
     if image_size is not None:
         train, test = _resized(data.train, image_size), data.test and _resized(data.test, image_size)
         data = data._replace(train=train, test=test)
@@ -84,7 +85,7 @@ def _from_arrays(path: Path, arrays: Arrays) -> DataSet:
         unknown = torch.full((len(extra),), UNLABELED)
         train = ImageSet(torch.cat([train.images, extra]), torch.cat([train.labels, unknown]), names)
     folds = torch.from_numpy(arrays["folds"].astype(np.int64)) if "folds" in arrays else None
-    return DataSet(train, _image_set(path, arrays, "test", names), folds)
+    return DataSet(train, _image_set(path, arrays, "test", names) if "test_images" in arrays else None, folds)
 
 
 def _image_set(path: Path, arrays: Arrays, part: str, names: tuple[str, ...]) -> ImageSet:

@@ -5,12 +5,14 @@ Imports no torch, so that a wrong name is reported at once.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from crmatch.errors import RequestError, unknown_name_error
+from crmatch.own_code import code_in_file, is_reference, short_name
 
 SPLITS = 5
 """Number of fixed splits per setting that the paper's tables average over."""
@@ -61,6 +63,7 @@ class Setting(NamedTuple):
     defaults: Benchmark
     folder: Path | None = None  # of pictures, which brings its own labels
     labels_file: Path | None = None  # overrides the folder's own labels.csv, or adds labels to those of the setting
+    code: str | None = None  # the function from outside the package that makes the images
 
     @property
     def name(self) -> str:
@@ -87,25 +90,40 @@ def default_data_dir() -> Path:
 
 
 def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | None = None) -> Setting:
-    """The setting written as `NAME@LABELS`, or a folder of pictures given by its path.
+    """The setting written as `NAME@LABELS` or `path/mine.py:function@LABELS`, or a folder of pictures given by its path.
 
     A packed set with another name takes mirroring and weight decay from the benchmark that its name begins with
     (`svhn_small` from `svhn`), the image size from its file, and WRN-28-2 as its network up to 48 pixels.
     """
+    own, _, labels = text.rpartition("@")
+    if is_reference(own) and re.fullmatch(r"[1-9]\d{0,8}", labels):
+        return own_setting(code_in_file(own), int(labels), labels_file)
     is_name = re.fullmatch(r"[^/\s]+@\d{1,9}", text) is not None
     if text and not is_name and len(text) < 4096 and (os.sep in text or os.path.isdir(text)):
         return _folder_setting(Path(text), labels_file)
     data, _, labels = text.lower().partition("@")
     data = ALIASES.get(data, data)
     if not is_name or int(labels) == 0:
+        folders = [path.name for path in Path().iterdir() if path.is_dir()]
+        near = difflib.get_close_matches(text, folders, n=1)
+        guess = f"Did you mean the folder {near[0]!r}? " if near else ""
         raise RequestError(
             f"{text[:80]!r} is not a setting.\n"
-            "Write DATASET@LABELS_PER_CLASS, for example digits@4 or cifar10@25, or the path of a folder of pictures."
+            f"{guess}Write DATASET@LABELS_PER_CLASS, for example digits@4, or the path of a folder of pictures."
         )
     if known := NAMED_SETS.get(data):
         setting = Setting(data, int(labels), known.image_size, known.channels, known)
     else:
         setting = _packed_setting(data, int(labels), data_dir or default_data_dir())
+    return setting._replace(labels_file=labels_file and labels_file.resolve())
+
+
+def own_setting(code: str, labels: int, labels_file: Path | None = None) -> Setting:
+    """The setting of images that a function from outside the package makes."""
+    from crmatch.data.own_sets import own_arrays
+
+    height, width, channels = own_arrays(code)["train_images"].shape[1:]
+    setting = Setting(short_name(code), labels, min(height, width), channels, GENERIC, code=code)
     return setting._replace(labels_file=labels_file and labels_file.resolve())
 
 

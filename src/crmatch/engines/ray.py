@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import crmatch
 from crmatch.engines.local import POLL_SECONDS, SAVED, RunOutcome, train_one
 from crmatch.errors import CRMatchError, RequestError, StoppedError
+from crmatch.own_code import name_file, named_files
 from crmatch.runs.signals import SIGNALS
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import NUMERICS, RunSpec, parse_spec
@@ -79,7 +80,7 @@ class RayTasks(NamedTuple):
         """What a task needs to know, as JSON. Its process may run in another directory, so paths are absolute."""
         places = [str(self.workspace.out.absolute()), str(self.workspace.data_dir.absolute())]
         values = {"version": VERSION, "spec": spec.to_json(), "workspace": places, "execution": self.execution}
-        return json.dumps({**values, "threads": self.cpus})
+        return json.dumps({**values, "threads": self.cpus, "code": named_files()})
 
 
 def need_ray(address: str | None = None) -> Any:
@@ -156,5 +157,8 @@ def _train_in_task(request: str) -> str:
     import torch
 
     torch.set_num_threads(values["threads"])
-    workspace, execution = Workspace(*map(Path, values["workspace"])), Execution(*values["execution"])
+    out, data_dir = map(Path, values["workspace"])
+    workspace, execution = Workspace(out, data_dir), Execution(*values["execution"])
+    for file in values["code"]:
+        name_file(file)
     return train_one(parse_spec(values["spec"]), workspace, execution, stop.is_set, patience=PATIENCE_SECONDS).problem

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
-from crmatch.errors import unknown_name_error
-from crmatch.methods.base import Method
+from crmatch.errors import RequestError, unknown_name_error
+from crmatch.methods.base import Method, StoredMethod
 from crmatch.methods.crmatch import CRMatch
 from crmatch.methods.featmatch import FeatMatch
 from crmatch.methods.fixmatch import FixMatch
@@ -21,6 +22,7 @@ from crmatch.methods.remixmatch import ReMixMatch
 from crmatch.methods.supervised import Supervised
 from crmatch.methods.uda import UDA
 from crmatch.methods.vat import VAT
+from crmatch.own_code import code_in_file, code_of, find, is_here, is_reference, short_name
 
 
 class Preset(NamedTuple):
@@ -79,16 +81,94 @@ METHODS: dict[str, type[Method] | Preset] = {
 }
 
 
-def method_class(name: str) -> type[Method]:
-    """The class of a method in the table."""
-    entry = METHODS[name]
-    return entry.method if isinstance(entry, Preset) else entry
+Kind = str | type[Method]
+"""A method: its name, `path/mine.py:ClassName`, or its class."""
 
 
-def build_method(name: str, values: Mapping[str, Any] | None = None) -> Method:
-    """The method `name` with its default hyper-parameters, changed by `values`; RequestError if there is no such method."""
-    if name not in METHODS:
-        raise unknown_name_error("method", name, METHODS)
-    entry = METHODS[name]
-    preset = entry.changes if isinstance(entry, Preset) else {}
-    return method_class(name)(**{**preset, **(values or {}), "name": name})
+def installed_methods() -> dict[str, EntryPoint]:
+    """Methods of other installed packages, which declare them as entry points of the group `crmatch.methods`."""
+    return {point.name: point for point in entry_points(group="crmatch.methods") if point.name not in METHODS}
+
+
+def method_class(kind: Kind | Method) -> type[Method]:
+    """The class of a method; RequestError if there is no such method."""
+    if not isinstance(kind, str):
+        return kind if isinstance(kind, type) else type(kind)
+    if kind in METHODS:
+        entry = METHODS[kind]
+        return entry.method if isinstance(entry, Preset) else entry
+    found = find(code_in_file(kind)) if is_reference(kind) else _installed(kind)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise RequestError(f"{kind} is not a method.\nA method is a subclass of crmatch.Method; see docs/own-method.md.")
+    if missing := ", ".join(sorted(found.__abstractmethods__)):
+        raise RequestError(f"{kind} is not complete: it does not define {missing}.\nSee docs/own-method.md.")
+    return found
+
+
+def _installed(name: str) -> Any:
+    points = installed_methods()
+    if name not in points:
+        raise unknown_name_error("method", name, [*METHODS, *points])
+    try:
+        return points[name].load()
+    except (ImportError, AttributeError) as error:
+        raise RequestError(f"the installed method {name} cannot be imported: {error}\nReinstall its package.") from error
+
+
+def build_method(kind: Kind, values: Mapping[str, Any] | None = None) -> Method:
+    """A method with its default hyper-parameters, changed by `values`."""
+    found = method_class(kind)
+    if isinstance(kind, str) and kind in METHODS:
+        entry = METHODS[kind]
+        preset = entry.changes if isinstance(entry, Preset) else {}
+        return found(**{**preset, **(values or {}), "name": kind})
+    return found(**{**(values or {}), **_origin(found)})
+
+
+def adopt(method: Method) -> Method:
+    """A method that Python code made, with its name and where it comes from."""
+    built_in = method.name in METHODS and method_class(method.name) is type(method)
+    if built_in or isinstance(method, StoredMethod):
+        return method
+    return method.model_copy(update=_origin(type(method)))
+
+
+def kind_of(method: Method) -> Kind | StoredMethod:
+    """What makes such a method: the name of one in the table, or the class; a method whose code is not here itself."""
+    if isinstance(method, StoredMethod):
+        return method
+    return method.name if method.name in METHODS and method.code is None else type(method)
+
+
+def _origin(found: type[Method]) -> dict[str, str]:
+    """Name and code of a class from outside the package; an installed one has the name and the module of its entry point."""
+    for name, point in installed_methods().items():
+        if point.value == f"{found.__module__}:{found.__qualname__}":
+            return {"name": name, "code": code_of(found, point.module)}
+    code = code_of(found)
+    return {"name": short_name(code), "code": code}
+
+
+def parse_method(values: Mapping[str, Any], stored: bool) -> Method:
+    """The method with these JSON values. If its code is not here, it is a `StoredMethod`.
+
+    `stored` says that the values come from a file: an unknown name is then no mistake of the user.
+    """
+    name, code = str(values.get("name") or "crmatch"), values.get("code")
+    if code is not None:
+        if not stored and name in installed_methods():
+            _origin(method_class(name))  # imports it, so that its code is here
+        return find(code)(**values) if is_here(code) else StoredMethod(**values)
+    return StoredMethod(**values) if stored and name not in METHODS else build_method(name, values)
+
+
+def title_of(method: Method) -> str:
+    """The name of a method in tables and pages."""
+    entry = METHODS.get(method.name) if method.code is None else None
+    return entry.title if entry else type(method).title or method.name
+
+
+def paper_of(method: Method) -> str:
+    """The citation of a method; for one from outside the package without a paper, its code."""
+    entry = METHODS.get(method.name) if method.code is None else None
+    return entry.paper if entry else type(method).paper or method.code or method.name

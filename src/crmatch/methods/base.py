@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from pydantic import ConfigDict
+
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
+from crmatch.errors import RequestError
 from crmatch.strict_model import StrictModel
 
 if TYPE_CHECKING:
@@ -115,12 +118,14 @@ class Method(StrictModel, ABC):
     in the forward pass, its head.
     """
 
-    name: str
-    title: ClassVar[str]
-    """Name in tables."""
-    summary: ClassVar[str]
+    name: str = ""
+    code: str | None = None
+    """Of a method from outside the package: its file or module, its class, and a checksum of the file's content."""
+    title: ClassVar[str] = ""
+    """Name in tables; the name of the class if there is none."""
+    summary: ClassVar[str] = ""
     """One line for `crmatch show methods`."""
-    paper: ClassVar[str]
+    paper: ClassVar[str] = ""
     """Citation."""
     evaluated: ClassVar[Literal["ema", "raw"]] = "ema"
     """Whether the error of the EMA weights or of the raw weights is reported. Both are recorded."""
@@ -131,6 +136,13 @@ class Method(StrictModel, ABC):
     """Whether weak and strong views are all that the method needs, so that it can train on stored features."""
     reference_steps: ClassVar[int] = 2**20
     """Length of the published runs, for which the method's `..._steps` are given."""
+
+    def __eq__(self, other: object) -> bool:
+        """Methods are equal if their values are, so that a stored method equals the one it was stored from."""
+        return isinstance(other, Method) and self.model_dump(mode="json") == other.model_dump(mode="json")
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
@@ -173,6 +185,25 @@ class Method(StrictModel, ABC):
 
     def refresh(self, context: Refresh) -> None:
         """Update running state that depends on the whole training set."""
+
+
+class StoredMethod(Method):
+    """A method in a record whose code is not here: its values can be shown, but it cannot be trained."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Not known."""
+        raise self._unknown()
+
+    def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
+        """Not known."""
+        raise self._unknown()
+
+    def _unknown(self) -> RequestError:
+        found = f"the method {self.name} is known from its runs only: its code is not here"
+        return RequestError(f"{found}.\nInstall it, or name its file: --method PATH/mine.py:ClassName")
 
 
 def drop_zeros(**weights: float) -> dict[str, float]:

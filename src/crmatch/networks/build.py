@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from crmatch.networks.config import PretrainedConfig, ResNet18Config, WideResNetConfig
+from crmatch.errors import RequestError
+from crmatch.networks.config import AnyNetwork, OwnNetworkConfig, PretrainedConfig
 from crmatch.networks.network import Network, NetworkShape, split_outputs
 from crmatch.networks.pretrained.backbone import PretrainedBackbone
 from crmatch.networks.resnet import NormedLinear, ResNet18, set_gains
 from crmatch.networks.wide_resnet import WideResNet
+from crmatch.own_code import find, short_name
 from crmatch.randomness import generator
 
 
 def build_network(
-    config: WideResNetConfig | ResNet18Config | PretrainedConfig,
+    config: AnyNetwork,
     *,
     channels: int,
     image_size: int,
@@ -41,7 +43,7 @@ def build_network(
 
 def assemble(
     backbone: nn.Module,
-    config: WideResNetConfig | ResNet18Config | PretrainedConfig,
+    config: AnyNetwork,
     channels: int,
     image_size: int,
     classes: int,
@@ -49,7 +51,7 @@ def assemble(
     heads: Callable[[NetworkShape], Mapping[str, nn.Module]],
     seed: int,
 ) -> Network:
-    """`backbone` with a classifier and heads, all initialized but a pretrained backbone; see `build_network`."""
+    """`backbone` with a classifier and heads, all initialized but a backbone that brings its weights; see `build_network`."""
     feature_map, features = _output_shapes(backbone, channels, image_size)
     shape = NetworkShape(feature_map, classes, unlabeled, features)
     normed = getattr(config, "weight_norm", False)
@@ -57,7 +59,7 @@ def assemble(
         classifier = (NormedLinear if normed else nn.Linear)(shape.features, classes)
     with _seeded(generator(seed, "init/heads")):
         network = Network(backbone, classifier, heads(shape), normalize_features=config.normalize_features)
-    if not isinstance(config, PretrainedConfig):
+    if not isinstance(config, PretrainedConfig | OwnNetworkConfig):
         _initialize(backbone, generator(seed, "init/backbone"), glorot=False)
     for name, module in [("classifier", classifier), *network.heads.items()]:
         _initialize(module, generator(seed, f"init/{name}"), glorot=name == "classifier")
@@ -70,8 +72,12 @@ def assemble(
 def _output_shapes(backbone: nn.Module, channels: int, image_size: int) -> tuple[tuple[int, int, int], int]:
     """(D, h, w) of the feature map and the width of the pooled features, from a pass over one blank image."""
     backbone.eval()
-    feature_map, features = split_outputs(backbone(torch.zeros(1, channels, image_size, image_size)))
+    outputs = backbone(torch.zeros(1, channels, image_size, image_size))
     backbone.train()
+    if isinstance(outputs, torch.Tensor) and outputs.ndim != 4:
+        found = f"{type(backbone).__name__} maps images to a tensor of shape {tuple(outputs.shape)}"
+        raise RequestError(f"{found}.\nIt must return a feature map (N, D, h, w); leave out pooling and classifier.")
+    feature_map, features = split_outputs(outputs)
     depth, height, width = feature_map.shape[1:]
     return (depth, height, width), features.shape[1]
 
@@ -82,10 +88,19 @@ def _pretrained(config: PretrainedConfig, channels: int, image_size: int, archit
     return PretrainedBackbone(load_body(config.backbone, architecture), config, image_size)
 
 
+def _own(config: OwnNetworkConfig, channels: int, image_size: int, architecture: Mapping[str, Any] | None) -> nn.Module:
+    backbone = find(config.code)(channels)
+    if not isinstance(backbone, nn.Module):
+        found = f"{short_name(config.code)} returned {type(backbone).__name__}"
+        raise RequestError(f"{found}.\nIt must return a torch.nn.Module that maps images to a feature map (N, D, h, w).")
+    return backbone
+
+
 _BACKBONES: dict[str, Callable[[Any, int, int, Mapping[str, Any] | None], nn.Module]] = {
     "wide_resnet": lambda config, channels, image_size, architecture: WideResNet(config, channels),
     "resnet18": lambda config, channels, image_size, architecture: ResNet18(config, channels),
     "pretrained": _pretrained,
+    "own": _own,
 }
 
 

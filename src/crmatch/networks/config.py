@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from crmatch.errors import unknown_name_error
+from crmatch.own_code import code_in_file, is_reference
 from crmatch.strict_model import StrictModel
 
 SLICE_BYTES = 4 * 2**20
@@ -68,7 +70,17 @@ class PretrainedConfig(StrictModel):
     normalize_features: bool = False
 
 
-NetworkConfig = Annotated[WideResNetConfig | ResNet18Config | PretrainedConfig, Field(discriminator="kind")]
+class OwnNetworkConfig(StrictModel):
+    """A network from outside the package: a function (channels) -> module that maps images to a feature map (N, D, h, w)."""
+
+    kind: Literal["own"] = "own"
+    code: str
+    """The function, and a checksum of its file: `mine.py:make_network#1a2b3c4d`."""
+    normalize_features: bool = False
+
+
+AnyNetwork = WideResNetConfig | ResNet18Config | PretrainedConfig | OwnNetworkConfig
+NetworkConfig = Annotated[AnyNetwork, Field(discriminator="kind")]
 NETWORKS: dict[str, WideResNetConfig | ResNet18Config] = {
     "wrn-28-2": WideResNetConfig(filters=32),
     "wrn-28-8": WideResNetConfig(filters=135),
@@ -76,3 +88,12 @@ NETWORKS: dict[str, WideResNetConfig | ResNet18Config] = {
     "wrn-37-2": WideResNetConfig(filters=32, scales=4),
     "resnet-18": ResNet18Config(),
 }
+
+
+def find_network(name: str) -> WideResNetConfig | ResNet18Config | OwnNetworkConfig:
+    """The network `name`, or the one that the function `path/mine.py:function` makes."""
+    if is_reference(name):
+        return OwnNetworkConfig(code=code_in_file(name))
+    if name not in NETWORKS:
+        raise unknown_name_error("network", name, [*NETWORKS, "path/mine.py:function"])
+    return NETWORKS[name]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from crmatch.data.settings import Setting
 from crmatch.errors import RequestError, unknown_name_error
-from crmatch.methods import method_class
+from crmatch.methods import build_method, method_class, title_of
+from crmatch.methods.base import StoredMethod
 from crmatch.networks.config import WideResNetConfig
+from crmatch.own_code import is_reference, short_name
 from crmatch.paper.tables import BENCH, PAPER_TABLES, SMALL, Column, PaperTable, Printed, Row
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
-from crmatch.spec.run_spec import RunSpec, replace
+from crmatch.spec.run_spec import RunSpec, flatten, replace
 
 MOST_SPLITS = 100
 
@@ -46,7 +49,7 @@ class Grid(NamedTuple):
     rows: tuple[Row, ...]
     cells: tuple[tuple[GridCell | None, ...], ...]  # by row and column; None: there is no such cell
     splits: tuple[int, ...]
-    settings: Mapping[str, Setting]  # the setting of every spec by its name
+    settings: Mapping[str, Setting]  # the setting of every spec by its name, but of data sets whose file is gone
     notes: tuple[str, ...]
 
     @property
@@ -54,6 +57,10 @@ class Grid(NamedTuple):
         """Every run of the table once, all runs of the first split before those of the next."""
         specs = dict.fromkeys(spec for row in self.cells for cell in row if cell for spec in cell.specs)
         return sorted(specs, key=lambda spec: self.splits.index(spec.split))
+
+    def is_trainable(self, spec: RunSpec) -> bool:
+        """Whether the method and the data of a run are here."""
+        return spec.setting in self.settings and not isinstance(spec.method, StoredMethod)
 
     def place(self, spec: RunSpec) -> str:
         """The row, the column and the split of a run; a run in several cells is named after the first."""
@@ -85,8 +92,35 @@ def parse_splits(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(splits))
 
 
-def make_grid(table: PaperTable, overrides: Overrides | None = None, workspace: Workspace | None = None) -> Grid:
-    """The specs and the printed value of every cell of `table`."""
+def own_table(methods: Sequence[str], settings: Sequence[str]) -> PaperTable:
+    """A table of the user's own: a row for each method and a column for each setting."""
+    labels = [short_name(method) if _is_gone(method) else title_of(build_method(method)) for method in methods]
+    no_values = "|".join("-" for _ in settings)
+    return PaperTable(
+        "own",
+        "",
+        "test error in percent",
+        ("method",),
+        columns=tuple(Column(short_name(setting.rstrip("/")), setting) for setting in settings),
+        rows=tuple(Row((label,), no_values, method=method) for label, method in zip(labels, methods, strict=True)),
+    )
+
+
+def _is_gone(reference: str) -> bool:
+    """Whether `path/mine.py:Name` names a file that is not there; its finished runs are then still shown."""
+    return is_reference(reference) and not Path(reference.rpartition(":")[0]).is_file()
+
+
+def make_grid(
+    table: PaperTable,
+    overrides: Overrides | None = None,
+    workspace: Workspace | None = None,
+    recorded: Callable[[], Iterable[RunSpec]] = lambda: (),
+) -> Grid:
+    """The specs and the printed value of every cell of `table`.
+
+    `recorded` are the specs of finished runs, the oldest first: a method or data set whose file is gone is looked up there.
+    """
     overrides, workspace = overrides or Overrides(), workspace or Workspace()
     if overrides.unprinted_rows and not table.unprinted_rows:
         having = ", ".join(name for name, other in PAPER_TABLES.items() if other.unprinted_rows)
@@ -94,11 +128,17 @@ def make_grid(table: PaperTable, overrides: Overrides | None = None, workspace: 
     rows = table.rows + (table.unprinted_rows if overrides.unprinted_rows else ())
     _check_changes(table, rows, overrides.changes)
     columns, printed_columns, notes = _columns(table, overrides.setting, workspace)
-    settings = {column.setting: workspace.setting(column.setting) for column in columns}
+    present = [column.setting for column in columns if not _is_gone(column.setting.rpartition("@")[0])]
+    settings = {name: workspace.setting(name) for name in present}
     splits = overrides.splits or table.splits
 
-    def make_cell(row: Row, column: Column, printed: int | None) -> GridCell:
-        specs = tuple(_spec(row, column, settings[column.setting], overrides, split) for split in splits)
+    def make_cell(row: Row, column: Column, printed: int | None) -> GridCell | None:
+        if column.setting in settings and not _is_gone(row.method):
+            specs = tuple(_spec(row, column, settings[column.setting], overrides, split) for split in splits)
+        elif (newest := _newest(row, column, overrides, recorded())) is not None:
+            specs = tuple(replace(newest, split=split) for split in splits)
+        else:
+            return None
         return GridCell(specs, None if printed is None else row.values[printed], row.measure)
 
     cells = tuple(
@@ -108,6 +148,10 @@ def make_grid(table: PaperTable, overrides: Overrides | None = None, workspace: 
         )
         for row in rows
     )
+    gone = [name for name in (*(row.method for row in rows), *(column.setting for column in columns)) if _is_gone(_file(name))]
+    if gone and not any(cell for row in cells for cell in row):
+        raise RequestError(f"{gone[0]}: there is neither this file nor a finished run of it.\nCheck the path.")
+    notes += [f"{short_name(name)}: its file is not here; the newest of its finished runs are shown." for name in gone]
     by_name = {setting.name: setting for setting in settings.values()}
     grid = Grid(table, "", columns, rows, cells, splits, by_name, (*table.notes, *notes))
     return grid._replace(title=_title(grid, overrides))
@@ -138,6 +182,20 @@ def _columns(
     compared = None if indices[0] is None else printed[indices[0]]
     differs = compared not in (None, asked.name)
     return columns, indices, [f"The paper's values are for {compared}: compare the order, not the values."] * differs
+
+
+def _file(name: str) -> str:
+    """`path/mine.py:function` of the setting `path/mine.py:function@4`."""
+    return name.rpartition("@")[0] if is_reference(name.rpartition("@")[0]) else name
+
+
+def _newest(row: Row, column: Column, overrides: Overrides, recorded: Iterable[RunSpec]) -> RunSpec | None:
+    """The newest of the recorded specs of a method on a setting, with the overrides that are asked for."""
+    asked = {"recipe": overrides.recipe, "plan.steps": overrides.steps}
+    wanted = {"method.name": short_name(row.method), "setting": short_name(column.setting), **overrides.changes}
+    wanted |= {key: value for key, value in asked.items() if value is not None}
+    fitting = [spec for spec in recorded if wanted.items() <= {k: v for k, v in flatten(spec.to_json()) if k in wanted}.items()]
+    return fitting[-1] if fitting else None
 
 
 def _spec(row: Row, column: Column, setting: Setting, overrides: Overrides, split: int) -> RunSpec:
@@ -172,13 +230,13 @@ def _check_changes(table: PaperTable, rows: Sequence[Row], changes: Mapping[str,
     own = {key for row in rows for key in row.changes} | {key for column in table.columns for key in column.changes}
     own |= {key for column in table.columns for key in column.key_aliases.values()}
     own |= {"network.filters"} if any(row.small for row in rows) else set()
-    methods = {row.method for row in rows}
+    methods = {row.method for row in rows if not _is_gone(row.method)}
     for key in changes:
         if key in own:
             raise RequestError(f"--set {key}: the rows or columns of {table.name} differ in it.\nLeave it out.")
         if key in ("setting", "recipe", "split", "plan.steps", "method.name"):
             raise RequestError(f"--set {key} does not work with a table.\nUse --setting, --recipe, --splits and --steps.")
-        if not any(_has(method, key) for method in methods):
+        if methods and not any(_has(method, key) for method in methods):
             known = {f"method.{name}" for method in methods for name in method_class(method).model_fields}
             raise unknown_name_error("key", key, known)
 
@@ -186,9 +244,10 @@ def _check_changes(table: PaperTable, rows: Sequence[Row], changes: Mapping[str,
 def _title(grid: Grid, overrides: Overrides) -> str:
     """The place in the paper, the caption, and the differences from the paper's table."""
     specs = grid.specs
+    own = not grid.table.number
     parts = [*dict.fromkeys(spec.setting for spec in specs)] if overrides.setting else []
     recipes = ", ".join(dict.fromkeys(spec.recipe for spec in specs))
-    parts += [f"recipe {recipes}"] if recipes != "paper" or overrides.setting else []
+    parts += [f"recipe {recipes}"] if recipes != "paper" or overrides.setting or own else []
     lengths = {spec.plan.steps for spec in specs}
     if len(lengths) == 1 and None not in lengths and (overrides.steps or parts):
         parts.append(f"{next(iter(lengths)):,} steps")
@@ -197,4 +256,5 @@ def _title(grid: Grid, overrides: Overrides) -> str:
     first, last = grid.splits[0], grid.splits[-1]
     in_a_row = count > 1 and list(grid.splits) == list(range(first, last + 1))
     splits = f"{first}-{last}" if in_a_row else ", ".join(map(str, grid.splits))
-    return f"{grid.table.number}: {grid.table.caption}; {changed}, split{'s' * (count > 1)} {splits} (n = {count})"
+    number = f"{grid.table.number}: " if grid.table.number else ""
+    return f"{number}{grid.table.caption}; {changed}, split{'s' * (count > 1)} {splits} (n = {count})"

@@ -6,6 +6,7 @@ never with the lowest error on the test set. Imports no torch.
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
@@ -18,6 +19,7 @@ from crmatch.errors import DataError, RequestError
 from crmatch.paper.grid import Grid, GridCell
 from crmatch.paper.tables import PaperTable
 from crmatch.runs.directory import run_directory, train_command
+from crmatch.runs.finished import records
 from crmatch.runs.record import HEADLINES, RunRecord, parse_record
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import RunSpec
@@ -42,6 +44,7 @@ class TableCell(NamedTuple):
     runs: tuple[str, ...]
     missing: tuple[str, ...]  # commands that train or analyze the missing runs
     problem: str  # why one of its runs has no record, e.g. that it diverged
+    pseudo_labels_used: bool | None  # whether any pseudo-label counted in the loss; None: the method makes none
     rank: Literal["best", "second", ""] = ""
 
 
@@ -51,6 +54,11 @@ class FilledTable(NamedTuple):
     grid: Grid
     cells: tuple[tuple[TableCell | None, ...], ...]
     notes: tuple[str, ...]
+
+    def never_used(self, row: int) -> bool:
+        """Whether the runs of a row made pseudo-labels and never used one."""
+        used = {cell.pseudo_labels_used for cell in self.cells[row] if cell} - {None}
+        return used == {False}
 
     @property
     def same_n(self) -> bool:
@@ -64,10 +72,18 @@ def rounded(value: float) -> str:
     return str(Decimal(repr(value)).quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
+def finished_runs(workspace: Workspace) -> dict[RunSpec, Run]:
+    """All finished runs of the workspace, the oldest first."""
+    return {record.spec: Run(record, str(path)) for path, record in records(workspace.out).items()}
+
+
 def runs_in(workspace: Workspace, grid: Grid) -> Find:
     """Find finished runs in the workspace, where `crmatch train` and `crmatch table` save them."""
+    by_record = functools.cache(finished_runs)
 
     def find(spec: RunSpec) -> Run | None:
+        if not grid.is_trainable(spec):  # without its code, the name of its directory is not known
+            return by_record(workspace).get(spec)
         directory = run_directory(workspace.out, spec, grid.settings[spec.setting])
         record = directory.read_record()
         if record is None:
@@ -79,7 +95,12 @@ def runs_in(workspace: Workspace, grid: Grid) -> Find:
 
 
 def records_in(folder: Path) -> Find:
-    """Find records in JSON files at any depth below `folder`, by their specs; file names do not matter."""
+    """Find records in JSON files at any depth below `folder`."""
+    return recorded_runs(folder).get
+
+
+def recorded_runs(folder: Path) -> dict[RunSpec, Run]:
+    """Records in JSON files at any depth below `folder`, by their specs; file names do not matter."""
     if not folder.is_dir():
         raise DataError(f"--records {folder} is not a directory.\nUse one that contains record files (*.json).")
     found: dict[RunSpec, Run] = {}
@@ -90,7 +111,7 @@ def records_in(folder: Path) -> Find:
         if (other := found.get(record.spec)) is not None and other.record.error != record.error:
             raise DataError(f"{other.source} and {path} are records of one run with different errors.\nRemove one of them.")
         found[record.spec] = Run(record, str(path))
-    return found.get
+    return found
 
 
 def analysis_file(source: str, analysis: str) -> Path:
@@ -121,7 +142,8 @@ def _fill_cell(
 ) -> TableCell:
     runs = [found[spec] for spec in cell.specs if spec in found]
     absent = [spec for spec in cell.specs if spec not in found]
-    missing = [train_command(spec, grid.settings[spec.setting], *options) for spec in absent]
+    trainable = [spec for spec in absent if grid.is_trainable(spec)]
+    missing = [train_command(spec, grid.settings[spec.setting], *options) for spec in trainable]
     if cell.measure is None or (analysis := grid.table.analysis) is None:
         errors = [run.record.error for run in runs if run.record.error is not None]
         if len(errors) < len(runs):
@@ -135,7 +157,8 @@ def _fill_cell(
         # The deviation of a single run is over its repeats or images; that of several runs is over the runs.
         value = summarize([one.mean for one in summaries]) if len(summaries) > 1 else next(iter(summaries), None)
     problem = next((problems[spec] for spec in absent if spec in problems), "")
-    return TableCell(cell, value, tuple(run.source for run in runs), tuple(missing), problem)
+    used = [used for run in runs if cell.measure is None and (used := run.record.pseudo_labels_used) is not None]
+    return TableCell(cell, value, tuple(run.source for run in runs), tuple(missing), problem, any(used) if used else None)
 
 
 def _read_analysis(run: Run, analysis: str, measure: str) -> Summary | None:

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from PIL import Image
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from crmatch.atomic_files import checksum
 from crmatch.augment.batches import Normalizer
-from crmatch.data.images import check_images, resize
+from crmatch.data.folder.workers import read_pictures
+from crmatch.data.images import resize
+from crmatch.data.pixels import as_pixels
 from crmatch.data.square import SMALLEST_SIDE
-from crmatch.errors import DataError
+from crmatch.errors import CRMatchError, DataError
 from crmatch.evaluation import predict
 from crmatch.networks.attention import AttentionRefiner
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NetworkConfig
 from crmatch.networks.network import REFINER, Network, NetworkShape
+from crmatch.own_code import name_file
 from crmatch.runs.directory import MODEL_CONFIG, MODEL_WEIGHTS
+from crmatch.runs.finished import find_run
+
+Picture = str | Path | Image.Image
+Images = Tensor | NDArray[Any] | Picture | Sequence[Picture]
+"""What `Model.predict` takes."""
+
+
+class Prediction(NamedTuple):
+    """The most probable class of an image, and its probability."""
+
+    class_name: str
+    confidence: float
 
 
 @dataclass(frozen=True)
@@ -37,12 +55,32 @@ class Model:
     normalizer: Normalizer  # maps uint8 pixels to the network's input
     config: Mapping[str, Any]  # the content of `config.json`
 
-    def predict_probabilities(self, images: Tensor) -> Tensor:
-        """Class probabilities (N, K) of uint8 images (N, C, H, W), which are resized to the model's image size."""
-        check_images(images)
-        if images.shape[1] != self.channels:
-            raise DataError(f"the model takes images of {self.channels} channels, found {images.shape[1]}.")
-        return self.outputs(resize(images, self.image_size))[0]
+    def predict(self, images: Images) -> list[Prediction]:
+        """The most probable class of each image, and its probability."""
+        confidence, classes = self.predict_probabilities(images).max(dim=1)
+        pairs = zip(classes.tolist(), confidence.tolist(), strict=True)
+        return [Prediction(self.class_names[number], value) for number, value in pairs]
+
+    def predict_probabilities(self, images: Images) -> Tensor:
+        """Class probabilities (N, K) of images, which are resized to the model's image size.
+
+        Images are NumPy arrays or torch tensors (N, C, H, W), (N, H, W, C) or (N, H, W), of uint8 or of floats from 0 to 1;
+        or one or several PIL images or paths of picture files, which are also converted to the model's channels.
+        """
+        return self.outputs(self._pictures(images))[0]
+
+    def _pictures(self, images: Images) -> Tensor:
+        """Images uint8 (N, C, H, W) of the model's size and channels."""
+        if isinstance(images, Picture):
+            images = [images]
+        if isinstance(images, Sequence):
+            pixels = read_pictures(images, self.image_size, self.channels)
+            return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        pictures = torch.from_numpy(as_pixels(images)).permute(0, 3, 1, 2)
+        if pictures.shape[1] != self.channels:
+            found = f"the model takes images of {self.channels} channels, found {pictures.shape[1]}"
+            raise DataError(f"{found}.\nConvert them, or give PIL images, which are converted.")
+        return resize(pictures, self.image_size)
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Class probabilities (N, K) and pooled features (N, D) of uint8 images (N, C, H, W) of the model's size."""
@@ -86,15 +124,23 @@ def build_model(content: bytes, config: Mapping[str, Any]) -> Model:
     return Model(network, names, size, channels, Normalizer(config["mean"], config["std"], dtype), config)
 
 
-def load(path: str | Path) -> Model:
-    """The model of a run, or of any directory with `model.safetensors` and `config.json`."""
-    directory = Path(path)
+def load(path: str | Path, code: str | Path | None = None) -> Model:
+    """The model of a run, or of any directory with `model.safetensors` and `config.json`.
+
+    `path` may also be a folder above the only finished run in it, or `latest`. `code` is the file that a network from outside
+    the package comes from.
+    """
+    if code is not None:
+        name_file(code)
+    directory = find_run(path)
     try:
         config = json.loads((directory / MODEL_CONFIG).read_text(encoding="utf-8"))
         return build_model((directory / MODEL_WEIGHTS).read_bytes(), config)
     except FileNotFoundError as error:
-        problem = f"has no {Path(error.filename).name}: it is not a finished run" if directory.is_dir() else "does not exist"
-        raise DataError(f"{directory} {problem}.\nTrain first, or name a directory that crmatch train printed.") from error
+        found = f"{directory} has no {Path(error.filename).name}: it is not a finished run"
+        raise DataError(f"{found}.\nTrain first, or name a directory that crmatch train printed.") from error
+    except CRMatchError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"the model in {directory} cannot be read: {reason}\nThe files are damaged; train again.") from error

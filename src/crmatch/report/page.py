@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import crmatch
-from crmatch.analysis.curves import class_spread, curve, find_runs, finished_below, read_record
+from crmatch.analysis.curves import class_spread, curve
 from crmatch.atomic_files import write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import CRMatchError, RequestError
-from crmatch.methods import METHODS
+from crmatch.methods import kind_of, title_of
 from crmatch.report.charts import COLORS, Chart, Series, line_chart
 from crmatch.report.pictures import confusion_picture, image_views
 from crmatch.runs.cost import duration
 from crmatch.runs.directory import RunDirectory, changed_keys, train_command
+from crmatch.runs.finished import find_runs, finished_below, read_record
 from crmatch.runs.record import HEADLINES, RunRecord
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
@@ -86,7 +87,7 @@ def view_run(path: Path, record: RunRecord, baseline: Baseline | None, workspace
     shares = [[count / max(sum(row), 1) for count in row] for row in record.confusion]
     return {
         "path": str(path),
-        "title": f"{METHODS[spec.method.name].title} on {spec.setting}",
+        "title": f"{title_of(spec.method)} on {spec.setting}",
         "subtitle": ", ".join([f"split {spec.split}, seed {spec.seed}, recipe {spec.recipe}", *changes]),
         "record": record,
         "rule": HEADLINES[spec.headline],
@@ -130,7 +131,7 @@ def find_baseline(path: Path, record: RunRecord, found: Mapping[Path, RunRecord]
 
 def spec_rows(spec: RunSpec, setting: Setting | None) -> list[dict[str, Any]]:
     """Every key of a spec with its value, and the value of the paper's recipe for the same setting if that differs."""
-    paper = differences(spec, recipe(setting, spec.method.name, "paper")) if setting else {}
+    paper = differences(spec, recipe(setting, kind_of(spec.method), "paper")) if setting else {}
     for key in ("setting", "split", "seed", "recipe"):  # these are no choices of the recipe
         paper.pop(key, None)
     rows: list[dict[str, Any]] = []

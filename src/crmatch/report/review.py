@@ -13,7 +13,7 @@ from crmatch.atomic_files import write_file
 from crmatch.data.folder.scan import LABELS_FILE, label_lines
 from crmatch.data.folder.workers import decode_pictures
 from crmatch.errors import RequestError
-from crmatch.methods import METHODS
+from crmatch.methods import title_of
 from crmatch.predict.label_suggestions import ReviewedRun
 from crmatch.report.pictures import data_url, picture
 
@@ -38,7 +38,7 @@ def write_review(reviewed: ReviewedRun, out: Path, most: int | None = None) -> i
         "pixelated": spec.data.folder is None,
         "images": images,
     }
-    title = f"{METHODS[spec.method.name].title} on {spec.setting}"
+    title = f"{title_of(spec.method)} on {spec.setting}"
     labels = f"{len(run.split.labeled):,} labels, {len(reviewed.scores.rows):,} unlabeled images"
     templates = Environment(loader=PackageLoader("crmatch.report"), autoescape=True)
     write_file(out, templates.get_template("review.html").render(title=title, labels=labels, data=data).encode())

@@ -19,7 +19,14 @@ from crmatch.data.folder.workers import available_cores
 from crmatch.data.official.catalog import CATALOG
 from crmatch.data.settings import Setting
 from crmatch.errors import RequestError
-from crmatch.networks.config import SLICE_BYTES, PretrainedConfig, ResNet18Config, WideResNetConfig
+from crmatch.networks.config import (
+    SLICE_BYTES,
+    AnyNetwork,
+    OwnNetworkConfig,
+    PretrainedConfig,
+    ResNet18Config,
+    WideResNetConfig,
+)
 from crmatch.networks.pretrained.catalog import (
     EFFICIENTNET_LITE,
     OUT_CHANNELS,
@@ -66,7 +73,7 @@ class Layer(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Estimated cost of a run; steps and seconds are None if its length depends on data of unknown size."""
+    """Estimated cost of a run; seconds are None if its network, or (as steps) the size of its data, is not known."""
 
     images_per_step: int
     steps: int | None
@@ -86,8 +93,8 @@ def estimate(spec: RunSpec, setting: Setting, activations: Activations = "lean")
     return Cost(
         images_per_step=images,
         steps=steps,
-        cpu_seconds=steps and steps * images * _seconds_per_image(multiply_adds),
-        gpu_seconds=steps and steps * max(GPU_STEP_SECONDS, images * multiply_adds * 6 / GPU_OPERATIONS),
+        cpu_seconds=steps * images * _seconds_per_image(multiply_adds) if steps and layers else None,
+        gpu_seconds=steps * max(GPU_STEP_SECONDS, images * multiply_adds * 6 / GPU_OPERATIONS) if steps and layers else None,
         memory_bytes=PROCESS_BYTES + weights + _activation_bytes(spec, layers, activations),
     )
 
@@ -128,8 +135,10 @@ def _seconds_per_image(multiply_adds: float) -> float:
     return seconds * multiply_adds / nearest / speedup
 
 
-def network_layers(network: WideResNetConfig | ResNet18Config | PretrainedConfig, channels: int, side: int) -> list[Layer]:
-    """Every convolution of the backbone for square images of `side` pixels, without building the network (no torch)."""
+def network_layers(network: AnyNetwork, channels: int, side: int) -> list[Layer]:
+    """Every convolution of the backbone for square images of `side` pixels, without building it (no torch); [] if unknown."""
+    if isinstance(network, OwnNetworkConfig):
+        return []
     if isinstance(network, PretrainedConfig):
         return _efficientnet_layers(network.backbone, side) if network.backbone in EFFICIENTNET_LITE else []
     if isinstance(network, ResNet18Config):
@@ -187,9 +196,11 @@ def duration(seconds: float) -> str:
 def describe_cost(cost: Cost, lengths: bool = True) -> str:
     """A cost in words; `lengths` adds the number of steps and of images per step."""
     memory = f"{cost.memory_bytes / 1e9:.1f} GB of memory"
-    if cost.cpu_seconds is None or cost.gpu_seconds is None:
+    if cost.steps is None:
         return f"time depends on its number of epochs, {cost.images_per_step:,} images per step, {memory}"
     what = f"{cost.steps:,} steps of {cost.images_per_step:,} images, " if lengths else ""
+    if cost.cpu_seconds is None or cost.gpu_seconds is None:
+        return f"{what}time and memory depend on its network"
     return f"{what}about {duration(cost.cpu_seconds)} {on_cpu()}, estimated {duration(cost.gpu_seconds)} on one GPU, {memory}"
 
 

@@ -16,47 +16,99 @@ from filelock import FileLock, Timeout
 from crmatch.atomic_files import read_json, write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
+from crmatch.methods import kind_of
+from crmatch.networks.config import OwnNetworkConfig
+from crmatch.own_code import code_checksum, is_reference, reference_to, short_name
 from crmatch.runs.record import RunRecord, parse_record
 from crmatch.spec.recipes import DEFAULT_BACKBONE, FOLLOW_FROM_MINUTES, default_recipe, recipe, unnamed_recipe
-from crmatch.spec.run_spec import RunSpec, differences, parse_spec
+from crmatch.spec.run_spec import RunSpec, differences, flatten, parse_spec
 
-LONGEST_VARIANT = 60
+LONGEST_VARIANT, LONGEST_START = 60, 40
 MODEL_WEIGHTS, MODEL_CONFIG, MODEL_CARD = "model.safetensors", "config.json", "README.md"
 
 
-def run_directory(out: Path, spec: RunSpec, setting: Setting) -> RunDirectory:
-    """`<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`."""
-    changed = variant(spec, setting)
-    name = f"{spec.method.name}-{changed}" if changed else spec.method.name
-    return RunDirectory(out / spec.setting / name / f"split{spec.split}-seed{spec.seed}")
+def run_directory(out: Path, spec: RunSpec, setting: Setting, name: str | None = None) -> RunDirectory:
+    """`<out>/<setting>/<method>[-<variant>]/split<k>-seed<s>/`, or with a given name instead of method and variant.
+
+    A run that an earlier version started under a longer name keeps it.
+    """
+    folder, last = out / _file_name(spec.setting), f"split{spec.split}-seed{spec.seed}"
+    method = _file_name(spec.method.name)
+    if name is None:
+        changed, earlier = variant(spec, setting), earlier_variant(spec, setting)
+        name, old = (f"{method}-{part}" if part else method for part in (changed, earlier))
+        if name != old and (folder / old / last / "spec.json").exists():
+            name = old
+    return RunDirectory(folder / name / last)
+
+
+def _file_name(name: str) -> str:
+    """`mine.py:Name` as a file name: `mine.Name`."""
+    return re.sub(r"(\.py)?:", ".", name)
+
+
+def variant_parts(spec: RunSpec, setting: Setting) -> list[str]:
+    """How a run differs from the default recipe of its method: the recipe, versions of code and labels, every changed key."""
+    values = spec.to_json()
+    leaves = [key.rpartition(".")[2] for key, _ in flatten(values)]
+    codes = [code for code in (spec.method.code, spec.data.code, values["network"].get("code")) if code]
+    parts = _named_parts(spec, setting)
+    parts += [f"network={_file_name(short_name(spec.network.code))}"] if isinstance(spec.network, OwnNetworkConfig) else []
+    parts += [f"code={digest}" for digest in dict.fromkeys(map(code_checksum, codes))]
+    for key, value in changed_keys(spec, setting).items():
+        leaf = key.rpartition(".")[2]
+        number = int(value) if isinstance(value, float) and value.is_integer() else value
+        short = leaf if leaves.count(leaf) == 1 else key
+        parts.append(f"{short}={number}".replace(" ", "").replace("/", "_"))
+    return parts
 
 
 def variant(spec: RunSpec, setting: Setting) -> str:
-    """How a run differs from the default recipe of its method: the recipe's name, then every changed key.
+    """The differences of a run in the name of its folder; two specs never share a variant.
 
-    Two specs never share a variant. One longer than 60 characters is cut to 40, followed by the hash of the spec with split 1
-    and seed 0, so that all splits and seeds of a variant share one folder.
+    A long one keeps the parts that fit, and the hash of the spec with split 1 and seed 0, so that all splits and seeds of a
+    variant share one folder.
     """
-    parts = [] if spec.recipe == unnamed_recipe(setting) else [spec.recipe]
-    backbone = getattr(spec.network, "backbone", DEFAULT_BACKBONE)
-    parts += [re.sub(r"[^\w.-]+", "_", backbone)] if backbone != DEFAULT_BACKBONE else []
-    parts += [f"labels={spec.data.labels_checksum}"] if spec.data.labels_checksum else []
-    changed = changed_keys(spec, setting)
-    parts += [f"{key}={value}".replace(" ", "").replace("/", "_") for key, value in changed.items()]
+    parts = variant_parts(spec, setting)
     whole = ",".join(parts)
     if len(whole) <= LONGEST_VARIANT:
         return whole
+    fitting = parts[:1]
+    while len(",".join([*fitting, parts[len(fitting)]])) <= LONGEST_START:
+        fitting.append(parts[len(fitting)])
+    return f"{','.join(fitting)[:LONGEST_START]},and-{len(parts) - len(fitting)}-more-{_folder_hash(spec)}"
+
+
+def earlier_variant(spec: RunSpec, setting: Setting) -> str:
+    """The variant by the rule of crmatch 0.1, under which finished runs are still found."""
+    parts = _named_parts(spec, setting)
+    changed = changed_keys(spec, setting)
+    parts += [f"{key}={value}".replace(" ", "").replace("/", "_") for key, value in changed.items()]
+    whole = ",".join(parts)
+    return whole if len(whole) <= LONGEST_VARIANT else f"{whole[:40]}-{_folder_hash(spec)}"
+
+
+def _named_parts(spec: RunSpec, setting: Setting) -> list[str]:
+    parts = [] if spec.recipe == unnamed_recipe(setting) else [spec.recipe]
+    backbone = getattr(spec.network, "backbone", DEFAULT_BACKBONE)
+    parts += [re.sub(r"[^\w.-]+", "_", backbone)] if backbone != DEFAULT_BACKBONE else []
+    return parts + ([f"labels={spec.data.labels_checksum}"] if spec.data.labels_checksum else [])
+
+
+def _folder_hash(spec: RunSpec) -> str:
     same: dict[str, Any] = {"split": 1, "seed": 0}
     if spec.plan.minutes is not None:  # its steps are chosen later
         same["plan"] = spec.plan.model_copy(update={**dict.fromkeys(FOLLOW_FROM_MINUTES, 1), "unlabeled_epochs": None})
     if getattr(spec.network, "size_chosen", False):
         same["data"] = spec.data.model_copy(update={"image_size": 0})
-    return f"{whole[:40]}-{spec.model_copy(update=same).hash}"
+    return spec.model_copy(update=same).hash
 
 
 def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     """Every key, in order, whose value is not that of the spec's recipe."""
-    base = recipe(setting, spec.method.name, spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
+    base = recipe(setting, kind_of(spec.method), spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
+    if isinstance(spec.network, OwnNetworkConfig):
+        base = base.model_copy(update={"network": OwnNetworkConfig(code=spec.network.code)})
     named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum"]
     if spec.plan.minutes is not None:  # what follows from them
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]
@@ -67,14 +119,19 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
 
 def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
     """The `crmatch train` command that trains `spec`, quoted for a shell; `options` come last."""
-    words = ["crmatch", "train", spec.data.folder or spec.setting]
+    own_data, own_method = spec.data.code, spec.method.code
+    data = f"{reference_to(own_data)}@{spec.setting.rpartition('@')[2]}" if own_data else spec.setting
+    # An installed method has its entry point's name, another one has a file.
+    method = reference_to(own_method) if own_method and is_reference(spec.method.name) else spec.method.name
+    words = ["crmatch", "train", spec.data.folder or data]
     words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
-    words += ["--method", spec.method.name] if spec.method.name != "crmatch" else []
+    words += ["--method", method] if method != "crmatch" else []
     # Runs of the paper's length start only if their recipe is named.
-    is_default = spec.recipe == default_recipe(setting, spec.method.name)
+    is_default = spec.recipe == default_recipe(setting, kind_of(spec.method))
     words += ["--recipe", spec.recipe] if spec.recipe == "paper" or not is_default else []
     backbone = getattr(spec.network, "backbone", DEFAULT_BACKBONE)
     words += ["--backbone", backbone] if backbone != DEFAULT_BACKBONE else []
+    words += ["--network", reference_to(spec.network.code)] if isinstance(spec.network, OwnNetworkConfig) else []
     words += ["--split", str(spec.split)] if spec.split != 1 else []
     words += ["--seed", str(spec.seed)] if spec.seed else []
     for key, value in changed_keys(spec, setting).items():
@@ -136,7 +193,7 @@ class RunDirectory:
         if not self.spec.exists():
             return None
         try:
-            return parse_spec(read_json(self.spec))
+            return parse_spec(read_json(self.spec), stored=True)
         except RequestError as error:
             found = f"{self.spec} is not the spec of a run: {str(error).splitlines()[0]}"
             raise DataError(f"{found}\nThe file is damaged; remove the directory.") from error

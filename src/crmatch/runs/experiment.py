@@ -50,7 +50,7 @@ class Progress(Protocol):
 def load_run_data(spec: RunSpec, setting: Setting, data_dir: Path | None = None) -> tuple[DataSet, Split]:
     """The images of a run and which of them are labeled: by the setting's rule, or as given by the folder."""
     if setting.folder is None:
-        data = load_data(setting.data, data_dir, spec.data.image_size)
+        data = load_data(setting.data, data_dir, spec.data.image_size, setting.code)
         split = make_split(data, setting.labels_per_class, spec.split, spec.data.split_rule, spec.data.unlabeled)
         return add_labels(data, split, setting.labels_file) if setting.labels_file else (data, split)
     pictures = load_folder(setting.folder, spec.data.image_size, data_dir, setting.labels_file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from crmatch.methods import METHODS
+from crmatch.methods import paper_of, title_of
 from crmatch.networks.config import NetworkConfig, PretrainedConfig
 from crmatch.runs.record import HEADLINES, RunRecord
 
@@ -33,7 +33,7 @@ An image classifier for {classes} classes, trained by crmatch {record.crmatch_ve
 ```python
 import crmatch
 model = crmatch.load(DIRECTORY)  # the directory of this file
-probabilities = model.predict_probabilities(images)  # uint8 (N, C, H, W)
+predictions = model.predict(images)  # arrays, PIL images or paths -> class names and confidences
 ```
 
 Prediction needs `model.safetensors` and `config.json`. On the command line: `crmatch predict DIRECTORY PICTURES...`.
@@ -42,7 +42,7 @@ Prediction needs `model.safetensors` and `config.json`. On the command line: `cr
 
 def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
     """`README.md` of a run's directory, from its record and its `config.json`."""
-    spec, method = record.spec, METHODS[record.spec.method.name]
+    spec = record.spec
     tested = f"% on n = {record.test_images:,} test images ({HEADLINES[spec.headline]})"
     errors = record.per_class_error or [None] * len(record.class_names)
     lines = [
@@ -53,8 +53,8 @@ def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
     return CARD.format(
         record=record,
         spec=spec,
-        title=method.title,
-        paper=method.paper,
+        title=title_of(spec.method),
+        paper=paper_of(spec.method),
         setting=_plain(spec.setting),
         classes=len(lines),
         kind="gray" if config["channels"] == 1 else "RGB",

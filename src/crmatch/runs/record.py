@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 
 from crmatch.errors import DataError
-from crmatch.spec.run_spec import RunSpec
+from crmatch.spec.run_spec import STORED, RunSpec
 from crmatch.strict_model import StrictModel
 
 MEDIAN_OF = 20
@@ -53,6 +53,7 @@ class RunRecord(StrictModel):
     seconds: float
     machine: dict[str, Any]
     final: dict[str, Any]  # the last line of the curves
+    pseudo_labels_used: bool | None = None  # whether any counted in the loss; None: there were none, or an older record
     policy: dict[str, list[list[float]]] | None = None  # learned by CTAugment: operation -> weights of each parameter's bins
 
     @property
@@ -65,7 +66,7 @@ class RunRecord(StrictModel):
 def parse_record(values: Any, path: Path) -> RunRecord:
     """The record in JSON values read from `path`."""
     try:
-        return RunRecord.model_validate(values)
+        return RunRecord.model_validate(values, context=STORED)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
         advice = "It is damaged or of another version of crmatch; move it away to train the run again."

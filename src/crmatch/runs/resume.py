@@ -62,9 +62,9 @@ def restore(training: Training, directory: RunDirectory, fingerprint: str) -> bo
 
 
 def checkpoint_values(training: Training) -> dict[str, Any]:
-    """What decides whether a resumed run is bit-identical: numerics, threads, processes, compiled code."""
+    """What decides whether a resumed run is bit-identical: numerics, threads, processes, compiled code, the method's code."""
     machine = {"threads": torch.get_num_threads(), "processes": training.runtime.processes.count}
-    return {"numerics": NUMERICS, **machine, "compiled": training.runtime.compile}
+    return {"numerics": NUMERICS, **machine, "compiled": training.runtime.compile, "code": training.method.code}
 
 
 def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, now: dict[str, Any]) -> None:

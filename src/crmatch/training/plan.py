@@ -74,6 +74,7 @@ class TrainPlan(StrictModel):
     """True: the decay at step t is min(decay, (1 + t) / (10 + t)). `mean`: min(decay, 1 - 1 / (t + 1)), the plain mean of all
     weights so far until the decay is reached."""
     evaluate_every: int = Field(1024, ge=1)
+    """At most so many steps between evaluations; a short run is evaluated at least four times."""
     log_every: int = Field(64, ge=1)
     checkpoint_every: int = Field(1024, ge=1)
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from crmatch.data.folder.decode import Facts, PictureError, Pixels, decode
+from crmatch.data.folder.decode import Facts, PictureError, Pixels, decode, decode_image
 from crmatch.errors import DataError
 
 _CHUNKS_PER_WORKER = 16
@@ -55,6 +55,25 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def read_pictures(pictures: Sequence[Any], size: int, channels: int) -> Pixels:
+    """PIL images, or paths of picture files, as uint8 (N, size, size, channels); a `DataError` if one cannot be read."""
+    if not all(isinstance(picture, Image.Image | str | Path) for picture in pictures) or not pictures:
+        raise DataError("these are no pictures.\nGive an array, a tensor, PIL images, or paths of picture files.")
+    rows: list[Pixels | None] = [
+        np.frombuffer(decode_image(picture.copy(), size, channels)[0], np.uint8).reshape(size, size, channels)
+        if isinstance(picture, Image.Image)
+        else None
+        for picture in pictures
+    ]
+    paths = [picture for picture in pictures if not isinstance(picture, Image.Image)]
+    decoded, found = decode_pictures(paths, size, channels) if paths else (np.empty(0, np.uint8), [])
+    broken = [f"{path}: {what}" for path, what in zip(paths, found, strict=True) if isinstance(what, str)]
+    if broken:
+        raise DataError(f"{len(broken)} of {len(paths)} pictures cannot be read: {broken[0]}.\nLeave them out.")
+    rest = iter(decoded)
+    return np.stack([next(rest) if row is None else row for row in rows])
 
 
 def decode_rows(
