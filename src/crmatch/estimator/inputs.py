@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeGuard
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
@@ -152,7 +152,7 @@ def _pictures(pixels: Array, image_shape: tuple[int, ...] | None) -> Array:
 def _decoded(pictures: Any, size: int, channels: int) -> tuple[Tensor, int]:
     """Pictures uint8 (N, C, size, size), and the number of channels they need: 1 if all of them are grayscale."""
     if isinstance(pictures[0], Image.Image):
-        decoded = [decode_image(picture.copy(), size, channels) for picture in pictures]
+        decoded = [decode_image(ImageOps.exif_transpose(picture), size, channels) for picture in pictures]
         pixels = np.frombuffer(bytearray(b"".join(content for content, _ in decoded)), np.uint8)
         pixels, facts = pixels.reshape(-1, size, size, channels), [one for _, one in decoded]
     else:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from crmatch.data.folder.decode import Facts, PictureError, Pixels, decode, decode_image
 from crmatch.errors import DataError
@@ -62,7 +62,7 @@ def read_pictures(pictures: Sequence[Any], size: int, channels: int) -> Pixels:
     if not all(isinstance(picture, Image.Image | str | Path) for picture in pictures) or not pictures:
         raise DataError("these are no pictures.\nGive an array, a tensor, PIL images, or paths of picture files.")
     rows: list[Pixels | None] = [
-        np.frombuffer(decode_image(picture.copy(), size, channels)[0], np.uint8).reshape(size, size, channels)
+        np.frombuffer(decode_image(ImageOps.exif_transpose(picture), size, channels)[0], np.uint8).reshape(size, size, channels)
         if isinstance(picture, Image.Image)
         else None
         for picture in pictures
