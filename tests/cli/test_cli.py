@@ -231,7 +231,7 @@ def test_more_than_a_day_of_training_starts_only_if_it_was_asked_for(
 ) -> None:
     write_packed(tmp_path / "cifar10.npz", classes=10, side=32)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setattr("crmatch.runs.run.run", lambda *arguments, **options: pytest.fail("it started"))
+    monkeypatch.setattr("crmatch.cli.session.run", lambda *arguments, **options: pytest.fail("it started"))
     arguments = ["train", "cifar10@4", "--data-dir", tmp_path, "--out", tmp_path / "runs"]
     outcome = crmatch(*arguments)
     assert outcome.code == 2

@@ -273,6 +273,12 @@ def test_without_a_label_to_hold_out_there_is_no_evidence(workspace: Workspace) 
     assert gather_evidence(head_experiment(workspace, spec), spec, spec) is None
 
 
+def test_unlabeled_images_harm_only_if_the_difference_is_clear() -> None:
+    assert not Evidence(30, 36, 40, 10).unlabeled_harm  # a standard error is 7 points
+    assert Evidence(30, 38, 40, 10).unlabeled_harm
+    assert Evidence(30, 36, 400, 10).unlabeled_harm
+
+
 def test_two_classes_at_chance_are_features_that_do_not_fit() -> None:
     assert not Evidence(48, 50, 40, 2).features_fit
     assert Evidence(20, 30, 40, 2).features_fit

@@ -12,10 +12,11 @@ import crmatch
 from crmatch.cli.analyze import distances, figure, probe, report
 from crmatch.cli.data import data
 from crmatch.cli.help import arrange
+from crmatch.cli.options import is_main_process
 from crmatch.cli.runs import runs
 from crmatch.cli.show import show
 from crmatch.cli.table import table
-from crmatch.cli.train import evaluate, is_main_process, train
+from crmatch.cli.train import evaluate, train
 from crmatch.cli.use import export, predict, review, suggest
 from crmatch.errors import CRMatchError, LostProcessError, StoppedError
 from crmatch.runs.signals import catch_signals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,3 +155,8 @@ def workspace_at(data_dir: Path | None) -> Workspace:
     from crmatch.runs.workspace import Workspace
 
     return Workspace.at(data_dir=data_dir)
+
+
+def is_main_process() -> bool:
+    """Whether this process has rank 0 and therefore prints."""
+    return int(os.environ.get("RANK", "0")) == 0

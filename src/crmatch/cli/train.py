@@ -8,23 +8,19 @@ crmatch evaluate runs/digits@4/crmatch/split1-seed0
 from __future__ import annotations
 
 import json
-import os
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from crmatch.cli import options
+from crmatch.cli.options import is_main_process
 from crmatch.errors import RequestError
-from crmatch.runs.signals import stop_request
 
 if TYPE_CHECKING:
     from crmatch.data.settings import Setting
     from crmatch.runs.cross_validation import Evidence
-    from crmatch.runs.experiment import Progress
-    from crmatch.runs.record import RunRecord
     from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import RunSpec
     from crmatch.training.execution import Execution
@@ -100,49 +96,33 @@ def train(
         _refuse_long_run(specs[0], workspace, execution)
     if is_main_process():
         _check_pictures(specs[0], workspace, quiet=json_)
-    from crmatch.cli.display import Display, print_records
+    from crmatch.cli.display import print_records
+    from crmatch.cli.session import Session
     from crmatch.distributed.process_group import join
-    from crmatch.runs.cost import describe_cost, estimate
-    from crmatch.runs.run import run
 
-    records: dict[int, RunRecord] = {}
+    tools = dict.fromkeys([*(tracker or []), *(["tensorboard"] if tensorboard else [])])
+    session = Session(execution, resume, list(tools), not json_, join(), started)
     evidence: Evidence | None = None
-    stop, processes = stop_request(), join()
-    trackers = dict.fromkeys([*(tracker or []), *(["tensorboard"] if tensorboard else [])]) if is_main_process() else {}
-    # With a frozen backbone the baseline takes seconds, and its features say whether unlabeled images help: it comes first.
-    for number in reversed(range(len(specs))) if pretrained else range(len(specs)):
-        with ExitStack() as stack:
-            display = stack.enter_context(Display(specs[number], quiet=json_ or not is_main_process()))
-            progress: Progress = display
-            if pretrained and number == 0 and len(specs) > 1 and processes.count == 1:
-                place = workspaces[0] if recipe == "head" else workspace  # the head of a tuned run keeps its own name
-                evidence = _gather_evidence(specs, place, execution, progress)
-                if evidence and not json_:
-                    typer.echo("\n".join(evidence.lines()), err=True)
-                if recipe == "tune" and evidence and not evidence.unlabeled_help:
-                    changes = {key: value for key, value in changes.items() if not key.startswith("method")}
-                    chosen = {"network.size_chosen": getattr(specs[0].network, "size_chosen", False)}
-                    specs[0] = options.make_spec(setting, "supervised", recipe, data_dir, changes | chosen, labels, backbone)
-            if minutes and (number == 0 or not pretrained):
-                if processes.count > 1:
-                    raise RequestError("--minutes works with one process only.\nUse --steps, or train without torchrun.")
-                share = 60 * minutes - (time.monotonic() - started)
-                share /= 1 if pretrained else len(specs) - number  # the runs share the time
-                specs[number] = _fit_into(minutes, share, specs[number], workspaces[number], execution, progress)
-            for tool in trackers:
-                from crmatch.cli.trackers import tracked
-
-                progress = stack.enter_context(tracked(tool, specs[number], workspaces[number], beside=progress))
-            if not pretrained:
-                display.cost = describe_cost(
-                    estimate(specs[number], workspace.setting_of(specs[number]), execution.activations)
-                )
-            watched: dict[str, Any] = {"resume": resume, "progress": progress, "stop": stop, "processes": processes}
-            records[number] = run(specs[number], workspaces[number], execution, **watched)
+    if pretrained and len(specs) > 1:
+        # The baseline takes seconds on a frozen backbone, and its features tell whether unlabeled images help: it comes first.
+        trained = [session.train(specs[1], workspace)]
+        # The head of a tuned run keeps its own name.
+        evidence = session.gather_evidence(specs[0], specs[1], workspaces[0] if recipe == "head" else workspace)
+        # Unlabeled images help more in tuning than on frozen features, so only a clear loss speaks against them.
+        if recipe == "tune" and evidence and evidence.unlabeled_harm:
+            changes = {key: value for key, value in changes.items() if not key.startswith("method")}
+            changes |= {"network.size_chosen": getattr(specs[0].network, "size_chosen", False)}
+            specs[0] = options.make_spec(setting, "supervised", recipe, data_dir, changes, labels, backbone)
+        trained = [session.train(specs[0], workspaces[0], minutes), *trained]
+    else:
+        trained = [
+            session.train(spec, place, minutes, share=1 / (len(specs) - number))  # they share the time
+            for number, (spec, place) in enumerate(zip(specs, workspaces, strict=False))
+        ]
     if not is_main_process():
         return
-    ordered = [records[number] for number in range(len(specs))]
-    paths = [place.run_directory(spec).path for place, spec in zip(workspaces, specs, strict=False)]
+    ordered = [record for _, record in trained]
+    paths = [place.run_directory(spec).path for place, (spec, _) in zip(workspaces, trained, strict=False)]
     if json_:
         values = [
             {"run": str(path), "error": record.error, **record.model_dump(mode="json")}
@@ -210,49 +190,6 @@ def _choose_image_size(spec: RunSpec, workspace: Workspace, minutes: float | Non
     if not quiet:
         typer.echo(choice.line(), err=True)
     return choice.size
-
-
-def _gather_evidence(specs: list[RunSpec], workspace: Workspace, execution: Execution, progress: Progress) -> Evidence | None:
-    """Compare the heads with and without unlabeled images by cross-validation over the labels."""
-    from crmatch.atomic_files import write_json
-    from crmatch.runs.cross_validation import gather_evidence, read_evidence
-    from crmatch.runs.features import HeadExperiment
-    from crmatch.spec.recipes import head_of
-    from crmatch.training.runtime import choose_runtime
-
-    main, supervised = specs
-    head = main if main.recipe == "head" else head_of(main, workspace.setting_of(main))
-    kept = workspace.run_directory(head).evidence
-    if kept.exists():
-        return read_evidence(kept)
-    runtime = choose_runtime(execution, head.precision)
-    experiment = HeadExperiment(head, *workspace.load(head), runtime, workspace.features, progress.features)
-    evidence = gather_evidence(experiment, supervised, head)
-    if evidence:
-        write_json(kept, evidence._asdict())
-    return evidence
-
-
-def _fit_into(
-    minutes: float, seconds: float, spec: RunSpec, workspace: Workspace, execution: Execution, progress: Progress
-) -> RunSpec:
-    """`spec` with as many steps as fit into `seconds`; a run that was started before keeps its number."""
-    from crmatch.runs.run import make_experiment
-    from crmatch.runs.timing import fit_steps
-    from crmatch.spec.run_spec import replace
-    from crmatch.training.runtime import choose_runtime
-
-    spec = replace(spec, **{"plan.minutes": minutes})
-    if (begun := workspace.run_directory(spec).read_spec()) is not None:
-        return begun
-    runtime = choose_runtime(execution, spec.precision)
-    experiment = make_experiment(spec, *workspace.load(spec), runtime, workspace, execution, progress, stop_request())
-    return fit_steps(experiment, seconds)
-
-
-def is_main_process() -> bool:
-    """Whether this process has rank 0 and therefore prints."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _refuse_long_run(spec: RunSpec, workspace: Workspace, execution: Execution) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,12 @@ class Evidence(NamedTuple):
     def unlabeled_help(self) -> bool:
         """Whether the classifier that uses unlabeled images is at least as good."""
         return self.semi_supervised <= self.supervised
+
+    @property
+    def unlabeled_harm(self) -> bool:
+        """Whether the classifier that uses unlabeled images is worse by more than one standard error."""
+        wrong = self.supervised / 100
+        return self.semi_supervised > 100 * (wrong + math.sqrt(wrong * (1 - wrong) / self.labels))
 
     @property
     def features_fit(self) -> bool:

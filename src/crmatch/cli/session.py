@@ -1,0 +1,100 @@
+"""The runs of one `crmatch train` command: how each is trained and shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+import typer
+
+from crmatch.atomic_files import write_json
+from crmatch.cli.display import Display
+from crmatch.cli.options import is_main_process
+from crmatch.distributed.process_group import ProcessGroup
+from crmatch.errors import RequestError
+from crmatch.networks.config import PretrainedConfig
+from crmatch.runs.cost import describe_cost, estimate
+from crmatch.runs.cross_validation import Evidence, gather_evidence, read_evidence
+from crmatch.runs.experiment import Progress
+from crmatch.runs.features import HeadExperiment
+from crmatch.runs.record import RunRecord
+from crmatch.runs.run import make_experiment, run
+from crmatch.runs.signals import stop_request
+from crmatch.runs.timing import fit_steps
+from crmatch.runs.workspace import Workspace
+from crmatch.spec.recipes import head_of
+from crmatch.spec.run_spec import RunSpec, replace
+from crmatch.training.execution import Execution
+from crmatch.training.runtime import choose_runtime
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the runs of one command have in common."""
+
+    execution: Execution
+    resume: Literal["auto", "never"]
+    trackers: Sequence[str]
+    speaks: bool  # whether progress is shown; only the main process shows it
+    processes: ProcessGroup
+    started: float  # when the command started, by time.monotonic()
+
+    def train(
+        self, spec: RunSpec, workspace: Workspace, minutes: float | None = None, share: float = 1.0
+    ) -> tuple[RunSpec, RunRecord]:
+        """Train a run, resume it, or return its record. With `minutes`, its steps fit into a share of the time that is left."""
+        with ExitStack() as stack:
+            display = stack.enter_context(self._display(spec))
+            progress: Progress = display
+            if minutes:
+                if self.processes.count > 1:
+                    raise RequestError("--minutes works with one process only.\nUse --steps, or train without torchrun.")
+                seconds = share * (60 * minutes - (time.monotonic() - self.started))
+                spec = self._fit_into(minutes, seconds, spec, workspace, progress)
+            for name in self.trackers if is_main_process() else ():
+                from crmatch.cli.trackers import tracked
+
+                progress = stack.enter_context(tracked(name, spec, workspace, beside=progress))
+            if not isinstance(spec.network, PretrainedConfig):
+                display.cost = describe_cost(estimate(spec, workspace.setting_of(spec), self.execution.activations))
+            stop = stop_request()
+            record = run(
+                spec, workspace, self.execution, resume=self.resume, progress=progress, stop=stop, processes=self.processes
+            )
+        return spec, record
+
+    def gather_evidence(self, main: RunSpec, supervised: RunSpec, workspace: Workspace) -> Evidence | None:
+        """Compare the heads with and without unlabeled images by cross-validation over the labels, and say what was found.
+
+        The result is kept beside the run of the head. None on several processes, or if no label can be held out.
+        """
+        if self.processes.count > 1:
+            return None
+        head = main if main.recipe == "head" else head_of(main, workspace.setting_of(main))
+        kept = workspace.run_directory(head).evidence
+        evidence = read_evidence(kept) if kept.exists() else None
+        if evidence is None:
+            with self._display(head) as progress:
+                runtime = choose_runtime(self.execution, head.precision)
+                experiment = HeadExperiment(head, *workspace.load(head), runtime, workspace.features, progress.features)
+                evidence = gather_evidence(experiment, supervised, head)
+            if evidence:
+                write_json(kept, evidence._asdict())
+        if evidence and self.speaks:
+            typer.echo("\n".join(evidence.lines()), err=True)
+        return evidence
+
+    def _display(self, spec: RunSpec) -> Display:
+        return Display(spec, quiet=not (self.speaks and is_main_process()))
+
+    def _fit_into(self, minutes: float, seconds: float, spec: RunSpec, workspace: Workspace, progress: Progress) -> RunSpec:
+        """`spec` with as many steps as fit into `seconds`; a run that was started before keeps its number."""
+        spec = replace(spec, **{"plan.minutes": minutes})
+        if (begun := workspace.run_directory(spec).read_spec()) is not None:
+            return begun
+        runtime = choose_runtime(self.execution, spec.precision)
+        experiment = make_experiment(spec, *workspace.load(spec), runtime, workspace, self.execution, progress, stop_request())
+        return fit_steps(experiment, seconds)
