@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from crmatch.data.settings import Setting
 from crmatch.errors import unknown_name_error
-from crmatch.methods.base import Method
+from crmatch.methods.base import Method, spec_keys
 from crmatch.methods.crmatch import CRMatch
 from crmatch.methods.featmatch import FeatMatch
 from crmatch.methods.fixmatch import FixMatch
@@ -31,6 +32,13 @@ class Preset(NamedTuple):
     title: str
     summary: str
     paper: str
+    recipe_keys: Callable[[str, Setting], dict[str, Any]] = lambda recipe, setting: {}
+    """Keys in addition to those of the method, see `Method.recipe_keys`."""
+
+
+def _freematch_keys(recipe: str, setting: Setting) -> dict[str, Any]:
+    """USB limits the global threshold on SVHN."""
+    return spec_keys("method", free_clip=0.95) if recipe == "usb" and setting.stem == "svhn" else {}
 
 
 METHODS: dict[str, type[Method] | Preset] = {
@@ -58,6 +66,7 @@ METHODS: dict[str, type[Method] | Preset] = {
         "FreeMatch",
         "FixMatch with thresholds that follow the confidence itself, and a fairness term",
         "Wang et al., ICLR 2023, arXiv 2205.07246",
+        _freematch_keys,
     ),
     "softmatch": Preset(
         FixMatch,
@@ -83,6 +92,13 @@ def method_class(name: str) -> type[Method]:
     """The class of a method in the table."""
     entry = METHODS[name]
     return entry.method if isinstance(entry, Preset) else entry
+
+
+def recipe_keys(name: str, recipe: str, setting: Setting) -> dict[str, Any]:
+    """Keys of the spec that the papers and code of the method `name` set for a data set in one of the recipes."""
+    entry = METHODS[name]
+    preset = entry.recipe_keys(recipe, setting) if isinstance(entry, Preset) else {}
+    return method_class(name).recipe_keys(recipe, setting) | preset
 
 
 def build_method(name: str, values: Mapping[str, Any] | None = None) -> Method:

@@ -15,7 +15,7 @@ from typing import Any
 from crmatch.atomic_files import checksum
 from crmatch.data.settings import EPOCH_STEPS, Setting, parse_setting
 from crmatch.errors import RequestError, unknown_name_error
-from crmatch.methods import METHODS, build_method, method_class
+from crmatch.methods import METHODS, build_method, method_class, recipe_keys
 from crmatch.networks.config import NETWORKS, PretrainedConfig, WideResNetConfig
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.spec.run_spec import AugmentationSpec, DataSpec, RunSpec, replace
@@ -59,7 +59,7 @@ def recipe(setting: Setting, method: str = "crmatch", name: str | None = None, b
         return _pretrained(setting, method, name, backbone)
     if name not in RECIPES:
         raise unknown_name_error("recipe", name, [*RECIPES, *PRETRAINED_RECIPES])
-    return replace(RECIPES[name](setting, method), **method_class(method).recipe_keys(name, setting))
+    return replace(RECIPES[name](setting, method), **recipe_keys(method, name, setting))
 
 
 def _paper(setting: Setting, method: str) -> RunSpec:

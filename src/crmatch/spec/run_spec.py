@@ -16,7 +16,7 @@ from crmatch.networks.config import NetworkConfig, WideResNetConfig
 from crmatch.strict_model import StrictModel
 from crmatch.training.plan import TrainPlan
 
-NUMERICS = 3  # increased by changes that move golden losses; stored in records and shown in tables
+NUMERICS = 4  # increased by changes that move golden losses; stored in records and shown in tables
 
 
 class DataSpec(StrictModel):
@@ -45,6 +45,7 @@ class AugmentationSpec(StrictModel):
     variant: Literal["paper", "google", "author", "kekmodel", "usb", "featmatch"] = "paper"  # of RandAugment
     cutout: bool = True  # whether every strong view ends with a gray square (not in ReMixMatch and FeatMatch)
     geometry: bool = True  # whether strong views may rotate, shear, translate and rescale
+    translation: Literal["side", "pixels"] = "side"  # unit of CTAugment's translations by up to 0.3; `pixels`: Google's code
 
 
 def _as_method(value: Any) -> Any:
@@ -87,8 +88,9 @@ class RunSpec(StrictModel):
     def hash(self) -> str:
         """8 hex digits that identify the spec. Keys that came later are left out at their defaults: names of runs stay."""
         values = self.to_json()
-        later = {"minutes": None, "backbone_rate": 1.0}
-        values["plan"] = {key: value for key, value in values["plan"].items() if key not in later or value != later[key]}
+        later = {"plan": {"minutes": None, "backbone_rate": 1.0}, "augmentation": {"translation": "side"}}
+        for section, defaults in later.items():
+            values[section] = {key: v for key, v in values[section].items() if key not in defaults or v != defaults[key]}
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
