@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import tiny_spec, training_of
+from conftest import experiment_of, tiny_spec, training_of
 from crmatch.errors import DivergedError
+from crmatch.methods import METHODS
 from crmatch.runs.directory import RunDirectory, run_directory
 from crmatch.runs.resume import locate_divergence
 from crmatch.runs.run import run
@@ -139,6 +140,27 @@ def test_pseudo_labels_that_are_never_used_are_noticed_once_and_late(caplog: pyt
     (text,) = pseudo.said
     assert "hardly any pseudo-label is confident enough to be used (0 %)" in text
     assert "Lower method.threshold" in text
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "supervised"])
+def test_a_run_that_predicts_one_class_is_reported_within_its_first_quarter(
+    stripes: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Collapse is forced: all labels are of class 1, and so are all predictions. Supervised-only guesses no labels."""
+    monkeypatch.setattr("crmatch.training.health.QUIET_STEPS", 0)
+    caplog.set_level(logging.WARNING)
+    short = {"method.supervised_epochs": 3} if method == "label_propagation" else {}
+    short = {"method.warmup_epochs": 3} if method == "plcb" else short
+    plan = {"plan.steps": 40, "plan.log_every": 1, "plan.evaluate_every": 40, "plan.learning_rate": 1e-9}
+    experiment = experiment_of(tiny_spec(stripes, method, **plan, **short), stripes)
+    training = experiment.training()
+    training.batches.labels.fill_(1)
+    training.network.classifier.weight.data.zero_()
+    training.network.classifier.bias.data.copy_(torch.tensor([0.0, 20.0, 0.0]))
+    training.ema.update(training.network, 0)
+    train(training, experiment.observers(lambda line: None, stop=lambda: training.step == 10))
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "100 % of the pseudo-labels used are 'stripe 1'" in text
 
 
 def test_a_run_feeds_the_watch(

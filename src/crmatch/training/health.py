@@ -49,8 +49,9 @@ class FiniteWatch:
 
 CHECKS = 5
 """Consecutive log points that must agree before a warning."""
-QUIET_SHARE = 0.25
-"""Share of a run without warnings: confidence comes late, and the first pseudo-labels are often of one class."""
+QUIET_SHARE = 0.15
+"""Share of a run without warnings: confidence comes late, and the first pseudo-labels are often of one class. In a run with 100
+log points, a collapse is reported before a quarter of it."""
 QUIET_STEPS = 200
 """Steps without warnings; a shorter run is a trial."""
 LOWEST_MASK_RATE = 0.1
