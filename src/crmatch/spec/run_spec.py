@@ -88,9 +88,10 @@ class RunSpec(StrictModel):
     def hash(self) -> str:
         """8 hex digits that identify the spec. Keys that came later are left out at their defaults: names of runs stay."""
         values = self.to_json()
-        later = {"plan": {"minutes": None, "backbone_rate": 1.0}, "augmentation": {"translation": "side"}}
-        for section, defaults in later.items():
-            values[section] = {key: v for key, v in values[section].items() if key not in defaults or v != defaults[key]}
+        later = {("plan", "minutes"): None, ("plan", "backbone_rate"): 1.0, ("augmentation", "translation"): "side"}
+        for (section, key), default in later.items():
+            if values[section][key] == default:
+                del values[section][key]
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
