@@ -140,7 +140,7 @@ def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2
     from crmatch.spec.recipes import recipe
     from crmatch.spec.run_spec import replace
 
-    extra = {"method.rotation_images": 4} if method == "crmatch" else {}
+    extra = {"crmatch": {"method.rotation_images": 4}, "plcb": {"method.warmup_epochs": 1}}.get(method, {})
     return replace(recipe(parse_setting(setting, data_dir), method, "quick"), **{**TINY, **extra, **changes})
 
 

@@ -52,7 +52,7 @@ def test_in_short_runs_it_has_at_least_ten_passes_and_at_most_half_of_the_steps(
     stage = spec.method.first_stage(labeled)
     assert 10 * labeled <= stage.steps * stage.batch_size * 1.3  # batches at the end of a pass are dropped
     assert stage.steps < spec.plan.steps / 2
-    assert training_of(tiny_spec(stripes, method), stripes).first_stage == 10  # of 20 steps
+    assert training_of(tiny_spec(stripes, method, **{FIELDS[method]: 100}), stripes).first_stage == 10  # of 20 steps
 
 
 def test_the_first_stage_has_the_first_phase_of_the_schedule_for_itself():

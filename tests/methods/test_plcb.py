@@ -82,7 +82,7 @@ def test_labels_change_only_at_the_ends_of_epochs(stripes: Path):
 
 
 def test_the_first_labels_are_predictions_of_the_warmed_up_network(stripes: Path):
-    training = training_of(tiny_spec(stripes, "plcb", **{"method.warmup_epochs": 1}), stripes)
+    training = training_of(tiny_spec(stripes, "plcb"), stripes)
     training.take_step()
     network = copy.deepcopy(training.network).eval()
     with torch.no_grad():

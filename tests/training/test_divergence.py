@@ -106,9 +106,9 @@ class Pseudo:
         caplog.set_level(logging.WARNING)
         self.watch, self.caplog, self.step = CollapseWatch(("cat", "dog"), 1000, torch.device("cpu")), caplog, 240
 
-    def look(self, labels: list[int], used: float, rate: float) -> None:
+    def look(self, labels: list[int], rate: float) -> None:
         self.step += 10
-        self.watch.add(torch.tensor(labels), torch.full((len(labels),), used))
+        self.watch.add(torch.tensor(labels))
         self.watch.check({"step": self.step, "mask_rate": rate})
 
     @property
@@ -119,13 +119,13 @@ class Pseudo:
 def test_a_class_that_takes_all_pseudo_labels_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     pseudo = Pseudo(caplog)
     for _ in range(CHECKS - 1):
-        pseudo.look([1] * 40, 1.0, 100.0)
-    pseudo.look([0, 1], 1.0, 100.0)
+        pseudo.look([1] * 40, 100.0)
+    pseudo.look([0, 1], 100.0)
     assert not pseudo.said
     for _ in range(3 * CHECKS):
-        pseudo.look([1] * 40, 1.0, 100.0)
+        pseudo.look([1] * 40, 100.0)
     (text,) = pseudo.said
-    assert "100 % of the pseudo-labels used are 'dog'; the model may have collapsed onto that class" in text
+    assert "100 % of the pseudo-labels are 'dog'; the model may have collapsed onto that class" in text
     assert len(text.splitlines()) == 2
 
 
@@ -133,10 +133,10 @@ def test_pseudo_labels_that_are_never_used_are_noticed_once_and_late(caplog: pyt
     pseudo = Pseudo(caplog)
     pseudo.step = 0
     for _ in range(20):
-        pseudo.look([0, 1], 0.0, 0.0)
+        pseudo.look([0, 1], 0.0)
     assert not pseudo.said
     for _ in range(40):
-        pseudo.look([0, 1], 0.0, 0.0)
+        pseudo.look([0, 1], 0.0)
     (text,) = pseudo.said
     assert "hardly any pseudo-label is confident enough to be used (0 %)" in text
     assert "Lower method.threshold" in text
@@ -160,7 +160,7 @@ def test_a_run_that_predicts_one_class_is_reported_within_its_first_quarter(
     training.ema.update(training.network, 0)
     train(training, experiment.observers(lambda line: None, stop=lambda: training.step == 10))
     (text,) = [record.getMessage() for record in caplog.records]
-    assert "100 % of the pseudo-labels used are 'stripe 1'" in text
+    assert "100 % of the pseudo-labels are 'stripe 1'" in text
 
 
 def test_a_run_feeds_the_watch(

@@ -140,7 +140,7 @@ class Experiment:
         """Counts behind the pseudo-label curves. The true classes of unlabeled images are used here and nowhere else."""
         if loss.pseudo_labels is None:
             return {}
-        self._collapse.add(*loss.pseudo_labels)
+        self._collapse.add(loss.pseudo_labels.labels)
         return pseudo_label_counts(*loss.pseudo_labels, self._true_classes[batch.unlabeled])
 
     def _evaluate(self, models: Models) -> dict[str, float]:
