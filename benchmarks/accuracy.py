@@ -35,9 +35,9 @@ NOTES = {
     "remixmatch": ("[a]", f"at most two strong views, because eight make a step four times as long; {AVERAGES}"),
     "mixmatch": (
         "[c]",
-        "the weight of the unlabeled images rises over 40 % of the run, as in USB. Scaled with the run, the published ramp "
-        "would end after 16 of 1,000 steps, when guesses are still random; on digits@4 the network then only memorizes the "
-        "labels (76 % error).",
+        "with numerics below 4, the weight of the unlabeled images rises over 40 % of the run, as in USB, to its full value. "
+        "Scaled with the run, the published ramp would end after 16 of 1,000 steps, when guesses are still random; on digits@4 "
+        "the network then only memorizes the labels (76 % error).",
     ),
     "featmatch": (
         "[d]",
@@ -62,6 +62,8 @@ LEGEND = """How to read the tables:
 - Numerics is the version of the arithmetic (`NUMERICS` in `src/crmatch/spec/run_spec.py`).
 - All methods share the values of the recipe `quick` (`crmatch show config SETTING --recipe quick`). Lengths in steps that the
   paper of a method gives are scaled to the length of the run. Letters in brackets mark exceptions.
+- With numerics below 4, ramps were scaled like other lengths, all methods had 16 labeled and 112 unlabeled images per step, and
+  the first stages of label propagation and PLCB had batches of 16 (docs/decisions.md says what changed).
 """
 ROWS = ("crmatch", "fixmatch", "fixmatch+ctaugment", "uda", "remixmatch", "mixmatch", "mean_teacher")
 MEMORIES = ("featmatch", "label_propagation", "plcb")
@@ -188,12 +190,15 @@ def about_mixing(records: dict[str, list[RunRecord]]) -> list[str]:
         run, supervised = records[of][0], records["supervised"][0]
         if (run.error or 0.0) < (supervised.error or 0.0):
             continue
-        rise = run.spec.method.scaled(run.spec.method.model_dump()["ramp_steps"], run.steps)
+        reason = ""
+        if run.numerics < 4:  # ramps were scaled in proportion
+            rise = run.spec.method.scaled(run.spec.method.model_dump()["ramp_steps"], run.steps)
+            reason = "Its curves suggest that `quick` did not suit it: the unlabeled terms "
+            reason += f"reached full weight after {rise:,} steps, when few guesses are right. "
         loss = f"{run.final['loss/supervised']:.2f} (uniform guessing: {math.log(len(run.class_names)):.2f})"
         found.append(
-            f"{name} does not beat supervised-only here. {about_one_class(run)}Its curves suggest that `quick` does not suit "
-            f"it: the unlabeled terms reach full weight after {rise:,} steps, when few guesses are right. At the end, the loss "
-            f"on labeled (mixed) images is {loss}"
+            f"{name} does not beat supervised-only here. {about_one_class(run)}{reason}At the end, the loss on labeled (mixed) "
+            f"images is {loss}"
             + (f" and the consistency loss {run.final['loss/consistency']:.3f} (mean square)." if of == "mixmatch" else ".")
         )
     return found

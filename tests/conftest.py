@@ -162,19 +162,24 @@ def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2
     from crmatch.spec.recipes import recipe
     from crmatch.spec.run_spec import replace
 
-    extra = {"method.rotation_images": 4} if method == "crmatch" else {}
+    extra = {"crmatch": {"method.rotation_images": 4}, "plcb": {"method.warmup_epochs": 1}}.get(method, {})
     return replace(recipe(parse_setting(setting, data_dir), method, "quick"), **{**TINY, **extra, **changes})
 
 
 def training_of(spec: Any, data_dir: Path, **machine: Any) -> Any:
     """The run of `spec` at its beginning, on a machine with these options."""
+    return experiment_of(spec, data_dir, **machine).training()
+
+
+def experiment_of(spec: Any, data_dir: Path, **machine: Any) -> Any:
+    """The experiment of `spec`, on a machine with these options."""
     from crmatch.runs.experiment import Experiment, load_run_data
     from crmatch.spec.recipes import setting_of
     from crmatch.training.execution import Execution
     from crmatch.training.runtime import choose_runtime
 
     data = load_run_data(spec, setting_of(spec, data_dir), data_dir)
-    return Experiment(spec, *data, choose_runtime(Execution("cpu", **machine), spec.precision)).training()
+    return Experiment(spec, *data, choose_runtime(Execution("cpu", **machine), spec.precision))
 
 
 class Trained(NamedTuple):

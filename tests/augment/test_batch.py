@@ -10,7 +10,9 @@ import torch
 
 from conftest import tiny_spec, training_of
 from crmatch.augment.batches import BatchMaker, Normalizer
-from crmatch.augment.views import View
+from crmatch.augment.views import FirstStage, View
+from crmatch.augment.weak import rows_of
+from crmatch.randomness import generator
 
 PLAIN = View("plain", "unlabeled", "none")
 WEAK = View("weak", "unlabeled", "weak")
@@ -61,6 +63,25 @@ def test_weak_strong_and_extra_views_differ_from_the_image_and_from_each_other(m
     assert not torch.equal(views["plain"], views["weak"])
     assert not torch.equal(views["weak"], views["strong"])
     assert not torch.equal(views["extra"], views["plain"][:5])
+
+
+def test_a_view_that_is_strong_only_is_the_policy_on_the_untouched_image(maker: BatchMaker) -> None:
+    """FeatMatch. The reference applies the policy image by image to the image as it is stored."""
+    only = View("only", "unlabeled", "strong_only")
+    batch = replace(maker, views=(only,)).batch(2)
+    images = maker.images[maker.unlabeled[batch.unlabeled]]
+    draws = maker.policy.draw(len(images), 16, 16, generator(maker.seed, "strong/only", 2))
+    for number, view in enumerate(batch.views["only"]):
+        one = maker.policy.apply(images[number : number + 1], rows_of(draws, slice(number, number + 1)))
+        torch.testing.assert_close(view, one[0].float() / 127.5 - 1)
+
+
+def test_a_first_stage_has_whole_batches_of_labeled_images_and_no_others(maker: BatchMaker) -> None:
+    staged = replace(maker, first_stage=FirstStage(2, 4))
+    sizes = [{name: len(images) for name, images in staged.batch(step).views.items()} for step in range(3)]
+    assert sizes == [{"labeled": 4}, {"labeled": 4}, {"labeled": 6, "plain": 12, "weak": 12, "strong": 12, "extra": 5}]
+    assert staged.batch(0).labels.shape == (4,)
+    assert torch.equal(staged.batch(2).views["labeled"], maker.batch(2).views["labeled"])
 
 
 def test_a_view_more_or_less_moves_no_other_view(maker: BatchMaker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 from sample_images import sample_images
 
+from conftest import tiny_spec, training_of
 from crmatch.augment.ctaugment import LEARNED_OPERATIONS, CTAugment, CTAugmentDraws
 from reference import pillow_pipeline
 
@@ -195,13 +197,15 @@ def test_probes_and_remixmatch_views_have_no_final_cutout():
         assert torch.equal(last[:, :2], last[:, 2:])
 
 
-def test_translations_of_the_reference_move_nothing():
+@pytest.mark.parametrize("unit", ["side", "pixels"])
+def test_translations_are_shares_of_the_side_or_as_in_google_s_code_of_a_pixel_which_moves_nothing(stripes: Path, unit: str):
     images = sample_images(40, 3, 32, 32, np.random.default_rng(1))
     choices = torch.tensor([[NAMES.index("translate_x"), NAMES.index("translate_y")]]).expand(40, 2)
     strengths = torch.rand(40, 2, 2, generator=seeded(3), dtype=torch.float64)
     draws = CTAugmentDraws(choices, strengths, torch.zeros(40, 3, 4, dtype=torch.int64))
-    assert torch.equal(CTAugment(translate="tf").apply(images, draws), images)
-    assert not torch.equal(CTAugment().apply(images, draws), images)
+    spec = tiny_spec(stripes, **{"augmentation.policy": "ctaugment", "augmentation.translation": unit})
+    moved = training_of(spec, stripes).batches.policy.apply(images, draws)
+    assert torch.equal(moved, images) == (unit == "pixels")
 
 
 def test_depth_is_the_number_of_operations():

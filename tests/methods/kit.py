@@ -7,6 +7,7 @@ show whether the right images went in.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -181,6 +182,13 @@ def make_batch(method, seed=0, labeled=LABELED, unlabeled=UNLABELED, extra=EXTRA
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, CLASSES, (labeled,), generator=random)
     return Batch(labels, views, torch.randperm(max(POOL, unlabeled), generator=random)[:unlabeled])
+
+
+def first_stage_batch(method):
+    """The batch of a first stage: labeled views only."""
+    batch = make_batch(method)
+    names = [view.name for view in method.views if view.source == "labeled"]
+    return replace(batch, views={name: batch.views[name] for name in names})
 
 
 def make_step(number=7, total=10, seed=0):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kit import CLASSES, LABELED, POOL, assert_terms, make_batch, make_network, same, take
+from kit import CLASSES, LABELED, POOL, assert_terms, make_batch, make_network, make_step, same, take
 
 from conftest import tiny_spec, training_of
 from crmatch.data.load import load_data
@@ -20,9 +20,9 @@ from crmatch.runs.directory import run_directory
 from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
 from reference import featmatch_formulas as reference
-from reference.baseline_formulas import cross_entropy, sharpened, softmax
+from reference.baseline_formulas import cross_entropy, ramp_in_run, sharpened, softmax
 
-WARM, LATE = 3, 205  # of 1,000 steps, 16 are the warm-up, and 410 are 75,000 of 183,000 steps
+WARM, LATE = 3, 205  # of 1,000 steps, 16 are the warm-up
 
 
 def branches(student, features):
@@ -73,7 +73,8 @@ def test_every_term_equals_the_loop_over_mixed_views(number):
     terms = {"supervised": mean(predicted, 0, 9), "consistency": mean(predicted, 9, 21)}
     if number == LATE:
         terms["plain_consistency"] = mean(plain, 9, 21)
-    weights = {"supervised": 1.0, "consistency": 0.5 * number / 410, "plain_consistency": 2.0 * number / 410}
+    ramp = ramp_in_run(number, 75_000, 1000, published=183_000)
+    weights = {"supervised": 1.0, "consistency": 0.5 * ramp, "plain_consistency": 2.0 * ramp}
     assert_terms(case, terms, {name: weights[name] for name in terms})
     assert case.found.pseudo_labels.labels.tolist() == [guess.index(max(guess)) for guess in guesses]
 
@@ -148,4 +149,4 @@ def test_in_training_mode_the_network_gives_plain_logits():
 
 
 def test_a_run_of_the_published_length_has_the_published_warm_up_and_interval():
-    assert (FeatMatch().refresh_start(183_000), FeatMatch().refresh_every(1, 183_000)) == (3_000, 500)
+    assert (FeatMatch().refresh_start(make_step(total=183_000)), FeatMatch().refresh_every(1, 183_000)) == (3_000, 500)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from kit import LABELED, assert_terms, make_batch, make_models, take
+from kit import LABELED, assert_terms, first_stage_batch, make_batch, make_models, take
 
 from conftest import tiny_spec, training_of
 from crmatch.methods import LabelPropagation
 from reference import label_propagation as reference
 from reference.crmatch_formulas import supervised_loss
 
-EARLY, LATE = 4, 9  # of 10 steps, the first 5 are supervised
-
 
 def test_the_terms_of_the_second_stage_equal_the_loop_over_images():
-    case = take(LabelPropagation(), number=LATE)
+    case = take(LabelPropagation())
     memory, images = case.models.student.state("memory"), case.batch.unlabeled
     labels, certainty = memory["labels"][images].tolist(), memory["certainty"][images].tolist()
     supervised, pseudo_label = reference.loss_terms(
@@ -33,7 +31,7 @@ def test_the_terms_of_the_second_stage_equal_the_loop_over_images():
 
 
 def test_the_first_stage_is_supervised_and_sees_labeled_images_only():
-    case = take(LabelPropagation(), number=EARLY)
+    case = take(LabelPropagation(), batch=first_stage_batch(LabelPropagation()))
     assert case.images_by_network() == ([LABELED], [])
     assert_terms(case, {"supervised": supervised_loss(case.batch.labels.tolist(), case.logits("labeled"))})
 
@@ -48,12 +46,12 @@ def test_an_image_of_no_certainty_gives_no_gradient():
     models.student.state("memory")["certainty"].zero_()
     models.student.eval()  # batch statistics would connect the images
     images = batch.views["weak"].requires_grad_()
-    take(method, number=LATE, batch=batch, models=models).found.total.backward()
+    take(method, batch=batch, models=models).found.total.backward()
     assert not images.grad.any()
 
 
-def test_labels_are_propagated_before_every_epoch_of_the_second_half_and_never_else(stripes: Path):
-    training = training_of(tiny_spec(stripes, "label_propagation"), stripes)
+def test_labels_are_propagated_before_every_epoch_of_the_second_stage_and_never_else(stripes: Path):
+    training = training_of(tiny_spec(stripes, "label_propagation"), stripes)  # 180 passes would be longer than half of the run
     memory = training.network.state("memory")
     changed = []
     for step in range(20):

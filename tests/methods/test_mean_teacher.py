@@ -42,8 +42,26 @@ def test_every_term_equals_the_loop_over_images(changes, sizes):
         terms["logit_distance"] = reference.mean_squared_difference(class_head, second_head(case, "labeled") + compared)
         weights["logit_distance"] = method.logit_distance_weight
     terms["consistency"] = reference.mean_squared_difference(targets_of(case), [reference.softmax(row) for row in compared])
-    ramp = reference.ramp(3, method.ramp_share * 10, method.ramp_shape)
+    linear = reference.ramp_in_run(3, method.ramp_share * 2**20, 10)
+    ramp = linear if method.ramp_shape == "linear" else reference.ramp(3, method.ramp_share * 10, "sigmoid")
     assert_terms(case, terms, {"supervised": 1.0, "consistency": ramp * method.consistency_weight} | weights)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"labeled": 5, "unlabeled": 3}], ids=["more unlabeled", "more labeled"])
+@pytest.mark.parametrize("distance", [0.0, 0.01])
+def test_with_a_joint_batch_every_term_equals_lp_deepssl_s_loop_over_all_images(distance, sizes):
+    """One pass of student and teacher; CE of the labeled images / all images; consistency and distance on all images."""
+    case = take(MeanTeacher(joint_batch=True, logit_distance_weight=distance), **sizes)
+    views, images = case.batch.views, case.images_by_network()
+    assert images == ([len(views["labeled"]) + len(views["weak"])],) * 2
+    student = {name: case.logits(name) for name in ("labeled", "second_weak")}
+    teacher = case.logits("second_labeled", "teacher") + case.logits("weak", "teacher")
+    class_head = student["labeled"] + student["second_weak"]
+    compared = second_head(case, "labeled") + second_head(case, "second_weak") if distance else class_head
+    terms = reference.joint_mean_teacher(case.batch.labels.tolist(), class_head, compared, teacher)
+    assert_terms(case, terms if distance else {name: terms[name] for name in ("supervised", "consistency")})
+    (updating,) = [record for record in case.passes if record.updated_statistics]
+    assert updating.network == "student"
 
 
 @pytest.mark.parametrize("step", [0, 1, 20, 40, 41, 99])

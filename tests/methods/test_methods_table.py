@@ -69,8 +69,7 @@ LIMITS = [
     ((0, -1, 1.5), "attention_heads warmup_steps refresh_steps"),
     ((0, 33), "strong_views"),
     ((1, 2.5), "prototypes"),
-    ((0, 360, 1.5), "supervised_epochs"),
-    ((0, 410, 1.5), "warmup_epochs"),
+    ((0, 1.5), "supervised_epochs supervised_batch_size warmup_epochs warmup_batch_size"),
 ]
 BAD_VALUES = {field: values for values, fields in LIMITS for field in fields.split()}
 

@@ -19,7 +19,7 @@ def test_every_term_equals_the_loop_over_images(changes, sizes):
         "supervised": reference.supervised(case.batch.labels.tolist(), case.logits("labeled")),
         "consistency": reference.mean_squared_difference(targets, found),
     }
-    ramp = reference.ramp(3, method.ramp_share * 10)
+    ramp = reference.ramp_in_run(3, method.ramp_share * 2**20, 10)
     assert_terms(case, terms, {"supervised": 1.0, "consistency": ramp * method.consistency_weight})
 
 

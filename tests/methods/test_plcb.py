@@ -7,27 +7,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from kit import CLASSES, LABELED, assert_terms, make_network, take
+from kit import CLASSES, LABELED, assert_terms, first_stage_batch, make_network, take
 
 from conftest import tiny_spec, training_of
 from crmatch.methods import PLCB
 from crmatch.methods.mixup import draw_mixing
 from reference import plcb_formulas as reference
 
-WARM, LATE = 0, 9  # of 10 steps, the first is the warm-up
+
+def take_stage(warm_up, **changes):
+    method = PLCB(**changes)
+    return take(method, batch=first_stage_batch(method) if warm_up else None)
 
 
 def memory_of(case):
     return case.models.student.state("memory")
 
 
-@pytest.mark.parametrize("number", [WARM, LATE])
-def test_every_term_equals_the_loop_over_mixed_images(number):
-    method = PLCB()
-    case = take(method, number=number)
+@pytest.mark.parametrize("warm_up", [True, False])
+def test_every_term_equals_the_loop_over_mixed_images(warm_up):
+    case = take_stage(warm_up)
     batch, record = case.batch, case.passes[-1]
     images, labels = batch.views["labeled"], torch.eye(CLASSES, dtype=torch.float64)[batch.labels]
-    if number == LATE:
+    if not warm_up:
         images = torch.cat([images, batch.views["weak"]])
         labels = torch.cat([labels, memory_of(case)["labels"][batch.unlabeled]])
     mixing = draw_mixing(images, 1.0, case.step.generator("mixup"), per="batch", keep_larger=False)
@@ -41,18 +43,18 @@ def test_every_term_equals_the_loop_over_mixed_images(number):
         "entropy": reference.entropy(logits),
     }
     assert_terms(case, terms, {"mixed": 1.0, "class_balance": 0.8, "entropy": 0.4})
-    assert (case.found.pseudo_labels is None) == (number == WARM)
+    assert (case.found.pseudo_labels is None) == warm_up
 
 
 def test_the_warm_up_sees_labeled_images_only_and_writes_no_labels():
-    case, before = take(PLCB(), number=WARM), make_network(PLCB()).state("memory")
+    case, before = take_stage(warm_up=True), make_network(PLCB()).state("memory")
     assert case.images_by_network() == ([LABELED], [])
     assert all(torch.equal(before[name], labels) for name, labels in memory_of(case).items())
 
 
 @pytest.mark.parametrize("images", ["augmented", "plain"])
 def test_the_next_labels_are_predictions_on_the_images_asked_for_and_the_current_ones_stay(images):
-    case = take(PLCB(label_images=images), number=LATE)
+    case = take_stage(False, label_images=images)
     names = ("labeled", "weak") if images == "augmented" else ("plain_labeled", "plain")
     logits = case.outputs(torch.cat([case.batch.views[name] for name in names])).logits
     expected = make_network(PLCB()).state("memory")
@@ -63,7 +65,7 @@ def test_the_next_labels_are_predictions_on_the_images_asked_for_and_the_current
 
 
 def test_labels_change_only_at_the_ends_of_epochs(stripes: Path):
-    training = training_of(tiny_spec(stripes, "plcb", **{"method.warmup_epochs": 82}), stripes)  # 4 of 20 steps
+    training = training_of(tiny_spec(stripes, "plcb", **{"method.warmup_epochs": 4}), stripes)  # one batch holds all 6 labels
     memory = training.network.state("memory")
     changed, written = [], []
     for step in range(20):

@@ -19,7 +19,7 @@ def test_every_term_equals_the_loop_over_images(changes, ties, sizes):
     value, used = reference.pseudo_label(case.logits("weak"), THRESHOLD, ties)
     assert 0 < sum(used) < len(used)
     terms = {"supervised": reference.supervised(case.batch.labels.tolist(), case.logits("labeled")), "pseudo_label": value}
-    ramp = reference.ramp(3, method.ramp_share * 10)
+    ramp = reference.ramp_in_run(3, method.ramp_share * 2**20, 10)
     assert_terms(case, terms, {"supervised": 1.0, "pseudo_label": ramp * method.pseudo_label_weight})
     assert case.found.pseudo_labels.used.tolist() == used
     assert case.found.pseudo_labels.labels.tolist() == torch.tensor(case.logits("weak")).argmax(dim=1).tolist()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from crmatch.data.settings import parse_setting
@@ -38,11 +36,14 @@ def batches(labeled, unlabeled, rate):
 
 LP_PLAN = {
     "plan.steps": None,
-    "plan.unlabeled_epochs": 360,
+    "plan.unlabeled_epochs": 180,
+    "plan.decay_parameters": "all",
     "data.unlabeled": "remaining",
     "network.normalize_features": True,
 }
-PLCB_PLAN = batches(16, 84, 0.1) | {"plan.nesterov": False, "plan.steps": None, "plan.unlabeled_epochs": 410}
+PLCB_PLAN = batches(16, 84, 0.1) | {"plan.nesterov": False, "plan.steps": None, "plan.unlabeled_epochs": 400}
+PLCB_PLAN |= {"plan.decay_parameters": "all"}
+MEAN_TEACHER_LP = {"network.normalize_features": False, "plan.decay_parameters": "all", "method.joint_batch": True}
 OLDER = ("mean_teacher", "pi_model", "pseudo_label", "ict", "mixmatch", "remixmatch")
 CASES = [
     *((method, "paper", "cifar10@25", RERUN | {"plan.unlabeled_batch_size": 64}) for method in OLDER),
@@ -58,7 +59,12 @@ CASES = [
     ("mean_teacher", "paper", "mini_imagenet@40", {"plan.unlabeled_batch_size": 97, "method.logit_distance_weight": 0.01}),
     ("mean_teacher", "paper", "mini_imagenet@40", {"plan.ema_decay": 0.97, "plan.ema_warmup": "mean"}),
     ("mean_teacher", "paper", "mini_imagenet@40", {"augmentation.padding": 8, "augmentation.rotation": 10.0}),
+    *(("mean_teacher", name, "mini_imagenet@100", MEAN_TEACHER_LP) for name in ("paper", "original")),
     ("uda", "original", "cifar100@25", {"plan.weight_decay": 5e-4}),
+    *(("freematch", "usb", f"svhn@{labels}", {"method.free_clip": 0.95}) for labels in (4, 25, 100)),
+    ("freematch", "usb", "cifar10@25", {"method.free_clip": None}),
+    ("freematch", "paper", "svhn@25", {"method.free_clip": None}),
+    ("fixmatch", "usb", "svhn@25", {"method.free_clip": None}),
     ("uda", "usb", "cifar10@25", {"method.temperature": 1.0}),
     ("remixmatch", "paper", "stl10@4", {"method.strong_views": 1, "method.weak_augmentation": "none"}),
     (
@@ -116,9 +122,6 @@ def test_a_recipe_has_the_numbers_of_the_specification(method, name, setting, ex
     ("method", "length", "rates"),
     [
         ("featmatch", 183_000, {0: 0.0004, 3_000: 0.004, 78_000: 0.04, 153_000: 0.004, 183_000: 4e-6}),
-        ("plcb", 410, {0: 0.1, 259: 0.1, 260: 0.01, 359: 0.01, 360: 0.001, 409: 0.001}),
-        # two stages of 180 epochs, each with its own cosine, which would end after 210
-        ("label_propagation", 360, {0: 0.05, 179: 0.025 * (1 + math.cos(math.pi * 179 / 210)), 180: 0.05}),
     ],
 )
 def test_the_learning_rate_has_the_phases_of_the_paper(method, length, rates):
@@ -146,10 +149,9 @@ def test_every_recipe_of_every_method_on_every_set_is_a_valid_spec(method, name,
     assert recipe(parse_setting(setting), method, name).method.name == method
 
 
-def test_in_quick_all_methods_share_batches_rate_and_length():
-    shared = ("plan.steps", "plan.labeled_batch_size", "plan.unlabeled_batch_size", "plan.optimizer", "plan.learning_rate")
-    found = {
-        tuple(dict(flatten(recipe(parse_setting("digits@4"), method, "quick").to_json()))[key] for key in shared)
-        for method in METHODS
-    }
-    assert found == {(1000, 16, 112, "sgd", 0.03)}
+@pytest.mark.parametrize("method", METHODS)
+def test_in_quick_all_methods_share_rate_and_length_and_the_older_ones_have_equal_batches(method):
+    plan = recipe(parse_setting("digits@4"), method, "quick").plan
+    assert (plan.steps, plan.optimizer, plan.learning_rate) == (1000, "sgd", 0.03)
+    equal = method in (*OLDER, "vat")
+    assert (plan.labeled_batch_size, plan.unlabeled_batch_size) == ((64, 64) if equal else (16, 112))

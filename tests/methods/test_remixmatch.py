@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from kit import CLASSES, UNLABELED, assert_rows, assert_terms, layers_of, same, take_steps
+from kit import CLASSES, UNLABELED, assert_rows, assert_terms, layers_of, make_models, make_step, same, take_steps
 
+from conftest import tiny_spec, training_of
+from crmatch.data.settings import parse_setting
 from crmatch.methods import ReMixMatch
+from crmatch.methods.base import Refresh
 from crmatch.methods.mixup import draw_mixing
+from crmatch.spec.recipes import recipe
 from reference import baseline_formulas as reference
 
 SMALL = {"strong_views": 2, "memory_batches": 2, "average_decay": 0.8}
@@ -17,6 +23,7 @@ VARIANTS = [
     {"temperature": 0.8, "mixup_alpha": 0.4, "mixed_weight": 0.7, "strong_weight": 1.1},
     {"mixed_pass": "interleaved"},
     {"memory_batches": 1, "average_decay": 0.5, "strong_views": 3},
+    {"share_per": "batch"},
 ]
 SIZES = [{}, {"labeled": 3, "unlabeled": 8}]
 
@@ -50,7 +57,7 @@ def mixed_passes(method, case):
 
 def draws(method, case):
     union = torch.cat([case.batch.views[name] for name in names_of(method)])
-    mixing = draw_mixing(union, method.mixup_alpha, case.step.generator("mixup"))
+    mixing = draw_mixing(union, method.mixup_alpha, case.step.generator("mixup"), per=method.share_per)
     return mixing.share.tolist(), mixing.partner.tolist()
 
 
@@ -90,7 +97,7 @@ def test_every_term_of_successive_steps_equals_the_loop_over_images(changes, siz
     alignment = reference.ReMixMatchAlignment(CLASSES, method.memory_batches, method.average_decay)
     for case in run_steps(method, **sizes):
         guessed = alignment.step(case.batch.labels.tolist(), guess_pass(case).outputs.logits.tolist(), method.temperature)
-        ramp = case.step.number / 256
+        ramp = reference.ramp_in_run(case.step.number, 16_384, case.step.total)
         weights = {
             "supervised": 1.0,
             "mixed": ramp * method.mixed_weight,
@@ -98,6 +105,32 @@ def test_every_term_of_successive_steps_equals_the_loop_over_images(changes, siz
             "rotation": method.rotation_weight,
         }
         assert_terms(case, expected_terms(method, case, guessed), weights)
+
+
+def test_by_the_usb_recipe_every_term_of_successive_steps_equals_usb_s_loop():
+    """Its alignment, one share of MixUp per step, and weak labeled images."""
+    chosen = recipe(parse_setting("cifar10@25"), "remixmatch", "usb").method
+    assert [view.augmentation for view in chosen.views] == ["weak", "weak", "strong", "strong"]
+    assert (chosen.share_per, chosen.average_decay) == ("batch", 0.999)
+    method = chosen.model_copy(update={"average_decay": 0.8})
+    models, labels = make_models(method), [0, 0, 0, 1, 2, 2, 3]
+    method.refresh(Refresh(models, make_step(0), torch.tensor(labels), None))
+    alignment = reference.UsbAlignment(CLASSES, labels, 0.8)
+    for case in run_steps(method, models=models):
+        guessed = alignment.step(guess_pass(case).outputs.logits.tolist(), method.temperature)
+        assert len(set(draws(method, case)[0])) == 1
+        assert_terms(case, expected_terms(method, case, guessed))
+
+
+def test_p_data_is_set_once_from_all_labels(stripes: Path):
+    spec = tiny_spec(stripes, "remixmatch", **{"method.alignment": "average"})
+    training = training_of(spec, stripes)
+    training.batches.labels[training.batches.labeled[:2]] = 2
+    data, found = training.network.state("alignment")["data"], []
+    for _ in range(3):
+        training.take_step()
+        found.append(data.tolist())
+    assert found == [[0.0, pytest.approx(1 / 3), pytest.approx(2 / 3)]] * 3
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from kit import EXTRA, LABELED, UNLABELED, make, make_models, make_network, take
@@ -46,6 +48,7 @@ CASES = [
     ("mean_teacher", {}, "supervised logit_distance consistency", "labeled weak second_weak", "consistency", [B, U], [U]),
     ("mean_teacher", off("logit_distance"), "supervised consistency", "labeled weak second_weak", "", [B, U], [U]),
     ("mean_teacher", off("consistency"), "supervised", "labeled", "", [B]),
+    ("mean_teacher", off("consistency") | {"joint_batch": True}, "supervised", "labeled", "", [B]),
     ("ict", {}, "supervised consistency", "labeled weak", "", [B, U], [U]),
     ("ict", off("consistency"), "supervised", "labeled", "", [B]),
     ("vat", {}, "supervised consistency entropy", "labeled weak", "", [B, U, U, U]),
@@ -139,8 +142,10 @@ def test_views_have_the_sources_and_augmentations_of_the_papers():
         if name != "remixmatch":
             kinds |= {view.name: f"{view.augmentation} {view.source}" for view in make(name, changes).views}
     strong = {name: kind for name, kind in kinds.items() if "strong" in name}
-    assert {kind for name, kind in strong.items() if name.startswith("labeled")} == {"strong labeled"}
-    assert {kind for name, kind in strong.items() if not name.startswith("labeled")} == {"strong unlabeled"}
+    featmatch = {name: kind for name, kind in strong.items() if name[-1].isdigit()}  # not cropped or mirrored before
+    assert {kind for name, kind in featmatch.items() if name.startswith("labeled")} == {"strong_only labeled"}
+    assert {kind for name, kind in featmatch.items() if not name.startswith("labeled")} == {"strong_only unlabeled"}
+    assert {kind for name, kind in strong.items() if name not in featmatch} == {"strong unlabeled"}
     assert {name: kind for name, kind in kinds.items() if name not in strong} == {
         "labeled": "weak labeled",
         "weak": "weak unlabeled",
@@ -149,8 +154,10 @@ def test_views_have_the_sources_and_augmentations_of_the_papers():
         "plain_labeled": "none labeled",
         "plain": "none unlabeled",
     }
-    remixmatch = [f"{view.augmentation} {view.source}" for view in build_method("remixmatch", {"strong_views": 2}).views]
-    assert remixmatch == ["strong labeled", "weak unlabeled", "strong unlabeled", "strong unlabeled"]
+    for labeled in ("strong", "weak"):
+        remixmatch = build_method("remixmatch", {"strong_views": 2, "labeled_augmentation": labeled})
+        kinds = [f"{view.augmentation} {view.source}" for view in remixmatch.views]
+        assert kinds == [f"{labeled} labeled", "weak unlabeled", "strong unlabeled", "strong unlabeled"]
 
 
 def test_only_an_independent_draw_for_rotation_needs_extra_images():
@@ -161,22 +168,27 @@ def test_only_an_independent_draw_for_rotation_needs_extra_images():
     assert sizes == [0, 0, EXTRA, 0]
 
 
-# method, term, full weight, length of the run, step at which the weight is reached
+# method, term, full weight, published length of run and ramp
 RAMPS = [
-    *((name, "consistency", weight, 100, 40) for name, weight in [("pi_model", 10), ("mean_teacher", 50), ("ict", 50)]),
-    ("vat", "consistency", 0.3, 100, 40),
-    ("pseudo_label", "pseudo_label", 1, 100, 40),
-    *(("mixmatch", "consistency", 100, *length) for length in [(2**20, 16384), (2**16, 1024), (1000, 16), (10, 1)]),
-    *(("remixmatch", term, weight, *length)
-      for term, weight in [("mixed", 1.5), ("strong", 0.5)] for length in [(2**20, 16384), (1000, 16), (10, 1)]),
-    ("featmatch", "consistency", 0.5, 1000, 410),
-    ("featmatch", "plain_consistency", 2, 1000, 410),
+    *((name, "consistency", weight, 2**20, 419_430.4)
+      for name, weight in [("pi_model", 10), ("mean_teacher", 50), ("ict", 50), ("vat", 0.3)]),
+    ("pseudo_label", "pseudo_label", 1, 2**20, 419_430.4),
+    ("mixmatch", "consistency", 100, 2**20, 16_384),
+    ("remixmatch", "mixed", 1.5, 2**20, 16_384),
+    ("remixmatch", "strong", 0.5, 2**20, 16_384),
+    ("featmatch", "consistency", 0.5, 183_000, 75_000),
+    ("featmatch", "plain_consistency", 2, 183_000, 75_000),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "term", "weight", "total", "steps"), RAMPS)
-def test_weights_ramp_up_linearly_over_their_share_of_the_run(name, term, weight, total, steps):
-    for number in {total // 30, steps // 2, steps, 9 * total // 10}:
+@pytest.mark.parametrize("shorter", [1, 4, 1000])
+@pytest.mark.parametrize(("name", "term", "weight", "published", "published_ramp"), RAMPS)
+def test_weights_ramp_up_linearly_over_their_share_of_the_run_but_not_within_fewer_than_16_384_steps(
+    name, term, weight, published, published_ramp, shorter
+):
+    total = published // shorter
+    steps = max(published_ramp * total / published, 16_384)
+    for number in {total // 30, int(steps // 2), math.ceil(steps), 9 * total // 10}:
         found = take(make(name), number=number, total=total).found.weights
         assert found[term] == pytest.approx(weight * reference.ramp(number, steps), rel=1e-12)
         others = {other: value for other, value in found.items() if "supervised" in other or other == "rotation"}

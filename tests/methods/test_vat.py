@@ -67,7 +67,7 @@ def test_every_term_equals_the_loop_over_images(changes, kind):
         "consistency": reference.mean_divergence([reference.softmax(row) for row in clean], moved),
         "entropy": reference.mean_entropy(clean),
     }
-    consistency = reference.ramp(3, method.ramp_share * 10) * method.consistency_weight
+    consistency = reference.ramp_in_run(3, method.ramp_share * 2**20, 10) * method.consistency_weight
     weights = {"supervised": 1.0, "consistency": consistency, "entropy": method.entropy_weight}
     assert_terms(case, terms, weights)
 

@@ -37,9 +37,11 @@ def ramp(step, steps, shape="linear"):
     return done if shape == "linear" else math.exp(-5.0 * (1.0 - done) ** 2)
 
 
-def scaled_steps(steps, total):
-    """Steps that a paper gives for runs of 2^20 steps, in a run of `total`: in proportion, at least one."""
-    return max(1, round(steps * total / REFERENCE_STEPS))
+def ramp_in_run(step, steps, total, published=REFERENCE_STEPS):
+    """A linear ramp that takes `steps` of the `published` steps, in a run of `total`: in proportion, but not below 16,384."""
+    shortest = 16_384 if steps > 16_384 else steps
+    in_proportion = steps * total / published
+    return ramp(step, in_proportion if in_proportion > shortest else shortest)
 
 
 def smoothed(label, classes, smoothing):
@@ -98,6 +100,16 @@ def mixed(rows, shares, partners):
 def interleaved(rows, groups):
     """Which rows each of the `groups` sub-batches takes, so that all have the same mixture: every groups-th one."""
     return [[row for row in range(rows) if row % groups == group] for group in range(groups)]
+
+
+def joint_mean_teacher(labels, class_head, consistency_head, teacher):
+    """LP-DeepSSL's terms for a batch of N images whose first ones are labeled: each is a sum over images, divided by N."""
+    images = len(class_head)
+    known = sum(cross_entropy(label, class_head[position]) for position, label in enumerate(labels))
+    rows = list(zip(class_head, consistency_head, teacher, strict=True))
+    distance = sum(mean((a - b) ** 2 for a, b in zip(one, two, strict=True)) for one, two, _ in rows)
+    consistency = sum(mean((a - b) ** 2 for a, b in zip(softmax(two), softmax(three), strict=True)) for _, two, three in rows)
+    return {"supervised": known / images, "logit_distance": distance / images, "consistency": consistency / images}
 
 
 def pseudo_label(logits, threshold, ties="exclude"):
@@ -185,6 +197,29 @@ class ReMixMatchAlignment:
         self.memory = [*self.memory[1:], [mean(column) for column in zip(*predictions, strict=True)]]
         share = [mean(float(label == k) for label in labels) for k in range(self.classes)]
         self.data = [self.decay * old + (1.0 - self.decay) * new for old, new in zip(self.data, share, strict=True)]
+        return targets
+
+
+class UsbAlignment:
+    """ReMixMatch in USB: p_data = histogram of all labels, p_model = EMA of mean predictions that starts at the first batch."""
+
+    def __init__(self, classes, labels, decay):
+        self.data = [mean(float(label == k) for label in labels) for k in range(classes)]
+        self.model, self.decay = None, decay
+
+    def step(self, weak_logits, temperature):
+        """The targets of this batch, which has entered the average before."""
+        predictions = [softmax(row) for row in weak_logits]
+        new = [mean(column) for column in zip(*predictions, strict=True)]
+        old = new if self.model is None else self.model
+        self.model = [self.decay * a + (1.0 - self.decay) * b for a, b in zip(old, new, strict=True)]
+        targets = []
+        for row in predictions:
+            scaled = [
+                p * (d + ALIGNMENT_EPSILON) / (m + ALIGNMENT_EPSILON)
+                for p, d, m in zip(row, self.data, self.model, strict=True)
+            ]
+            targets.append(sharpened([value / sum(scaled) for value in scaled], temperature))
         return targets
 
 

@@ -52,7 +52,7 @@ class Rule:
         self.threshold, self.ties, self.decay = threshold, ties, average_decay
         self.quantile, self.clip, self.sigmas = free_quantile, free_clip, soft_sigmas
         uniform = [1.0 / classes] * classes
-        self.unlabeled_average = self.labeled_average = None
+        self.unlabeled_average, self.labeled_average = None, list(uniform)
         self.last_confident_label = [-1] * images
         self.global_threshold, self.local, self.histogram = 1.0 / classes, list(uniform), list(uniform)
         self.mu, self.variance = 1.0 / classes, 1.0
@@ -68,13 +68,16 @@ class Rule:
         return labels, chosen, weights
 
     def align(self, raw, labeled):
-        """norm(p * target / EMA(p)): the averages take the batch in, then they are used."""
+        """norm(p * target / EMA(p)): the averages take the batch in, then they are used.
+
+        The average of unlabeled predictions starts with its first batch, that of labeled ones is uniform before it.
+        """
         if self.alignment == "none":
             return raw
         self.unlabeled_average = self.begin_or_average(self.unlabeled_average, column_means(raw))
         target = [1.0 / self.classes] * self.classes
         if self.alignment == "labeled":
-            target = self.labeled_average = self.begin_or_average(self.labeled_average, column_means(labeled))
+            target = self.labeled_average = self.average(self.labeled_average, column_means(labeled))
         factors = [
             (t + ALIGNMENT_EPSILON) / (a + ALIGNMENT_EPSILON) for t, a in zip(target, self.unlabeled_average, strict=True)
         ]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import tiny_spec, training_of
+from conftest import experiment_of, tiny_spec, training_of
 from crmatch.errors import DivergedError
+from crmatch.methods import METHODS
 from crmatch.runs.directory import RunDirectory, run_directory
 from crmatch.runs.resume import locate_divergence
 from crmatch.runs.run import run
@@ -105,9 +106,9 @@ class Pseudo:
         caplog.set_level(logging.WARNING)
         self.watch, self.caplog, self.step = CollapseWatch(("cat", "dog"), 1000, torch.device("cpu")), caplog, 240
 
-    def look(self, labels: list[int], used: float, rate: float) -> None:
+    def look(self, labels: list[int], rate: float) -> None:
         self.step += 10
-        self.watch.add(torch.tensor(labels), torch.full((len(labels),), used))
+        self.watch.add(torch.tensor(labels))
         self.watch.check({"step": self.step, "mask_rate": rate})
 
     @property
@@ -118,13 +119,13 @@ class Pseudo:
 def test_a_class_that_takes_all_pseudo_labels_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     pseudo = Pseudo(caplog)
     for _ in range(CHECKS - 1):
-        pseudo.look([1] * 40, 1.0, 100.0)
-    pseudo.look([0, 1], 1.0, 100.0)
+        pseudo.look([1] * 40, 100.0)
+    pseudo.look([0, 1], 100.0)
     assert not pseudo.said
     for _ in range(3 * CHECKS):
-        pseudo.look([1] * 40, 1.0, 100.0)
+        pseudo.look([1] * 40, 100.0)
     (text,) = pseudo.said
-    assert "100 % of the pseudo-labels used are 'dog'; the model may have collapsed onto that class" in text
+    assert "100 % of the pseudo-labels are 'dog'; the model may have collapsed onto that class" in text
     assert len(text.splitlines()) == 2
 
 
@@ -132,13 +133,34 @@ def test_pseudo_labels_that_are_never_used_are_noticed_once_and_late(caplog: pyt
     pseudo = Pseudo(caplog)
     pseudo.step = 0
     for _ in range(20):
-        pseudo.look([0, 1], 0.0, 0.0)
+        pseudo.look([0, 1], 0.0)
     assert not pseudo.said
     for _ in range(40):
-        pseudo.look([0, 1], 0.0, 0.0)
+        pseudo.look([0, 1], 0.0)
     (text,) = pseudo.said
     assert "hardly any pseudo-label is confident enough to be used (0 %)" in text
     assert "Lower method.threshold" in text
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "supervised"])
+def test_a_run_that_predicts_one_class_is_reported_within_its_first_quarter(
+    stripes: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Collapse is forced: all labels are of class 1, and so are all predictions. Supervised-only guesses no labels."""
+    monkeypatch.setattr("crmatch.training.health.QUIET_STEPS", 0)
+    caplog.set_level(logging.WARNING)
+    short = {"method.supervised_epochs": 3} if method == "label_propagation" else {}
+    short = {"method.warmup_epochs": 3} if method == "plcb" else short
+    plan = {"plan.steps": 40, "plan.log_every": 1, "plan.evaluate_every": 40, "plan.learning_rate": 1e-9}
+    experiment = experiment_of(tiny_spec(stripes, method, **plan, **short), stripes)
+    training = experiment.training()
+    training.batches.labels.fill_(1)
+    training.network.classifier.weight.data.zero_()
+    training.network.classifier.bias.data.copy_(torch.tensor([0.0, 20.0, 0.0]))
+    training.ema.update(training.network, 0)
+    train(training, experiment.observers(lambda line: None, stop=lambda: training.step == 10))
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "100 % of the pseudo-labels are 'stripe 1'" in text
 
 
 def test_a_run_feeds_the_watch(

@@ -52,7 +52,7 @@ class FinishedRun(NamedTuple):
     def policy(self) -> Policy:
         """The run's strong augmentation policy; CTAugment with the rates it had learned at the end of training."""
         chosen = self.record.spec.augmentation
-        policy = build_policy(chosen.policy, chosen.variant, chosen.cutout, chosen.geometry)
+        policy = build_policy(chosen.policy, chosen.variant, chosen.cutout, chosen.geometry, chosen.translation)
         if isinstance(policy, CTAugment) and self.record.policy is not None:
             rates = policy.state()["rates"]
             for row, parameters in enumerate(self.record.policy.values()):

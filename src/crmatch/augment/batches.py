@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from crmatch.augment.ctaugment import CTAugment
+from crmatch.augment.ctaugment import CTAugment, Translation
 from crmatch.augment.randaugment import RandAugment
-from crmatch.augment.views import Batch, Policy, Source, View
+from crmatch.augment.views import NO_FIRST_STAGE, Batch, FirstStage, Policy, Source, View
 from crmatch.augment.weak import WeakAugmentation, rows_of, weak_views
 from crmatch.data.splits import batch_positions
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup
@@ -36,13 +36,14 @@ class Normalizer:
         return pixels.mul_(self._scale).sub_(self._shift)
 
 
-def build_policy(name: str, variant: str, cutout: bool, geometry: bool) -> Policy:
+def build_policy(name: str, variant: str, cutout: bool, geometry: bool, translation: Translation = "side") -> Policy:
     """The strong policy `randaugment` in one of its variants, or `ctaugment`.
 
-    `cutout` ends each view with CutOut; without `geometry` no operation is drawn that moves pixels.
+    `cutout` ends each view with CutOut; without `geometry` no operation is drawn that moves pixels; `translation` is the unit
+    of CTAugment's translations.
     """
     if name == "ctaugment":
-        return CTAugment(final_cutout=cutout, geometry=geometry)
+        return CTAugment(final_cutout=cutout, geometry=geometry, translation=translation)
     return RandAugment(variant, final_cutout=cutout, geometry=geometry)
 
 
@@ -68,13 +69,15 @@ class BatchMaker:
     policy: Policy
     normalizer: Normalizer  # from pixels to floats
     seed: int
+    first_stage: FirstStage = NO_FIRST_STAGE  # the steps that have labeled images only
     processes: ProcessGroup = SINGLE_PROCESS  # the ranks that render the views
 
     def batch(self, step: int) -> Batch:
         """Make the batch of `step`."""
-        positions = {source: self._positions(source, step) for source in ("unlabeled", *(view.source for view in self.views))}
+        wanted = [view for view in self.views if view.source == "labeled" or step >= self.first_stage.steps]
+        positions = {source: self._positions(source, step) for source in ("unlabeled", *(view.source for view in wanted))}
         rows = {source: self._pool(source)[places] for source, places in positions.items()}
-        views = {view.name: self.normalizer(self._augmented(view, rows[view.source], step)) for view in self.views}
+        views = {view.name: self.normalizer(self._augmented(view, rows[view.source], step)) for view in wanted}
         labels = self.labels[rows["labeled"]] if "labeled" in rows else self.labels[:0]
         return Batch(labels.to(self.normalizer.device), views, positions["unlabeled"].to(self.normalizer.device))
 
@@ -109,15 +112,17 @@ class BatchMaker:
 
     def _positions(self, source: Source, step: int) -> Tensor:
         """Positions of the step's images in the pool of `source`, int64."""
-        size = self.batch_sizes[source]
+        in_first_stage = source == "labeled" and step < self.first_stage.steps
+        size = self.first_stage.batch_size if in_first_stage else self.batch_sizes[source]
         return batch_positions(len(self._pool(source)), size, self.seed, source, step).to(self.images.device)
 
     def _augmented(self, view: View, rows: Tensor, step: int) -> Tensor:
         if view.augmentation == "none":
             return self.images.index_select(0, rows)
         own = self.processes.local_rows(len(rows))
-        views = self._weak(view, rows, step, own)
-        if view.augmentation == "strong":
+        strong_only = view.augmentation == "strong_only"
+        views = self.images.index_select(0, rows[own]) if strong_only else self._weak(view, rows, step, own)
+        if view.augmentation != "weak":
             height, width = views.shape[2:]
             draws = self.policy.draw(len(rows), height, width, generator(self.seed, f"strong/{view.name}", step))
             views = self.policy.apply(views, rows_of(draws, own))

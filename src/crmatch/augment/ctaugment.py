@@ -22,6 +22,8 @@ from crmatch.augment.operations import OPERATION_NAMES, OPERATIONS, apply_sequen
 from crmatch.augment.randaugment import MagnitudeTable
 from crmatch.augment.variants import Magnitude
 
+Translation = Literal["side", "pixels"]
+
 
 class LearnedOperation(NamedTuple):
     """One of CTAugment's operations."""
@@ -81,7 +83,7 @@ class CTAugment:
         depth: int = 2,
         decay: float = 0.99,
         threshold: float = 0.8,
-        translate: Literal["scaled", "tf"] = "scaled",
+        translation: Translation = "side",
         final_cutout: bool = True,
         geometry: bool = True,
     ) -> None:
@@ -91,8 +93,8 @@ class CTAugment:
             depth: operations per image.
             decay: of the rates, per update.
             threshold: bins whose rate is below this fraction of the best are not drawn in training.
-            translate: ``scaled`` moves up to 0.3 of the side. Reference: up to 0.3 pixels, which changes nothing. Here: the
-                fraction of the side, because both papers mean it; ``tf`` is the reference.
+            translation: ``side`` moves up to 0.3 of the side, as both papers mean it; ``pixels`` up to 0.3 pixels, which
+                changes nothing, as Google's code does.
             final_cutout: whether a gray square of half the image ends every training view (FixMatch; not ReMixMatch).
             geometry: whether operations that move pixels are drawn.
         """
@@ -101,7 +103,7 @@ class CTAugment:
         self.threshold = threshold
         self.final_cutout = final_cutout
         magnitudes = {name: learned.magnitude for name, learned in LEARNED_OPERATIONS.items()}
-        if translate == "tf":
+        if translation == "pixels":
             magnitudes |= {name: Magnitude(0, 0.3, unit="pixels") for name in ("translate_x", "translate_y")}
         self._magnitudes = MagnitudeTable(_NAMES, magnitudes)
         self._pool = torch.tensor([index for index, row in enumerate(_ROWS) if geometry or not row.geometric])

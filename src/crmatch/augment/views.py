@@ -18,7 +18,24 @@ class View(NamedTuple):
 
     name: str  # the key in `Batch.views`, and the name of the random stream
     source: Source  # labeled images, unlabeled images, or a second, independent draw of unlabeled images (`extra`)
-    augmentation: Literal["none", "weak", "strong"]  # weak: crop and mirror; strong: weak, then the run's strong policy
+    # weak: crop and mirror; strong: weak, then the run's strong policy; strong_only: the policy on the untouched image
+    augmentation: Literal["none", "weak", "strong", "strong_only"]
+
+
+class FirstStage(NamedTuple):
+    """The beginning of a run, on batches of labeled images alone; its learning rate is the first phase of the schedule."""
+
+    steps: int
+    batch_size: int
+
+    @classmethod
+    def of_passes(cls, passes: int, batch_size: int, labeled: int) -> FirstStage:
+        """So many passes over `labeled` images; the incomplete batch at the end of a pass is left out."""
+        size = min(batch_size, labeled)
+        return cls(passes * (labeled // size), size)
+
+
+NO_FIRST_STAGE = FirstStage(0, 0)
 
 
 class Policy(Protocol):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
+from crmatch.data.settings import Setting
 from crmatch.errors import RequestError, unknown_name_error
-from crmatch.methods.base import Method, StoredMethod
+from crmatch.methods.base import Method, StoredMethod, spec_keys
 from crmatch.methods.crmatch import CRMatch
 from crmatch.methods.featmatch import FeatMatch
 from crmatch.methods.fixmatch import FixMatch
@@ -33,6 +34,13 @@ class Preset(NamedTuple):
     title: str
     summary: str
     paper: str
+    recipe_keys: Callable[[str, Setting], dict[str, Any]] = lambda recipe, setting: {}
+    """Keys in addition to those of the method, see `Method.recipe_keys`."""
+
+
+def _freematch_keys(recipe: str, setting: Setting) -> dict[str, Any]:
+    """USB limits the global threshold on SVHN."""
+    return spec_keys("method", free_clip=0.95) if recipe == "usb" and setting.stem == "svhn" else {}
 
 
 METHODS: dict[str, type[Method] | Preset] = {
@@ -60,6 +68,7 @@ METHODS: dict[str, type[Method] | Preset] = {
         "FreeMatch",
         "FixMatch with thresholds that follow the confidence itself, and a fairness term",
         "Wang et al., ICLR 2023, arXiv 2205.07246",
+        _freematch_keys,
     ),
     "softmatch": Preset(
         FixMatch,
@@ -172,3 +181,10 @@ def paper_of(method: Method) -> str:
     """The citation of a method; for one from outside the package without a paper, its code."""
     entry = METHODS.get(method.name) if method.code is None else None
     return entry.paper if entry else type(method).paper or method.code or method.name
+
+
+def recipe_keys(kind: Kind, recipe: str, setting: Setting) -> dict[str, Any]:
+    """Keys of the spec that the papers and code of a method set for a data set in one of the recipes."""
+    entry = METHODS.get(kind) if isinstance(kind, str) else None
+    preset = entry.recipe_keys(recipe, setting) if isinstance(entry, Preset) else {}
+    return method_class(kind).recipe_keys(recipe, setting) | preset

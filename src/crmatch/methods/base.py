@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict
 
-from crmatch.augment.views import Batch, View
+from crmatch.augment.views import NO_FIRST_STAGE, Batch, FirstStage, View
 from crmatch.data.settings import Setting
 from crmatch.errors import RequestError
 from crmatch.strict_model import StrictModel
@@ -31,6 +31,8 @@ LABELED = View("labeled", "labeled", "weak")
 WEAK = View("weak", "unlabeled", "weak")
 SECOND_WEAK = View("second_weak", "unlabeled", "weak")
 STRONG = View("strong", "unlabeled", "strong")
+SHORTEST_RAMP = 16_384
+"""Steps of the shortest published ramp: 1,024 * 1,024 images in MixMatch's and ReMixMatch's code."""
 
 
 class Models(NamedTuple):
@@ -48,12 +50,14 @@ class Step(NamedTuple):
         total: length of the run in steps.
         generator: maps the name of a random stream, e.g. `mixup`, to a new generator for this step.
         ema_decay: decay of the teacher's moving average; running averages of a method use it by default.
+        first_stage: steps at the beginning of the run on labeled images alone.
     """
 
     number: int
     total: int
     generator: Callable[[str], torch.Generator]
     ema_decay: float = 0.999
+    first_stage: int = 0
 
     def ramp(self, steps: float) -> float:
         """Linear ramp-up from 0 to 1 over the first `steps` steps: min(1, t / steps)."""
@@ -78,7 +82,7 @@ class Refresh(NamedTuple):
 
 
 class PseudoLabels(NamedTuple):
-    """Pseudo-labels of one step's unlabeled images, for training curves only.
+    """Pseudo-labels of one step's unlabeled images, for training curves and warnings only.
 
     Attributes:
         labels: int64 (Bu,), predicted classes.
@@ -87,6 +91,11 @@ class PseudoLabels(NamedTuple):
 
     labels: Tensor
     used: Tensor
+
+    @classmethod
+    def all_used(cls, probabilities: Tensor) -> PseudoLabels:
+        """The most probable classes of (Bu, K) probabilities, without a mask."""
+        return cls(probabilities.argmax(dim=1), probabilities.new_ones(len(probabilities)))
 
 
 @dataclass(frozen=True)
@@ -153,6 +162,14 @@ class Method(StrictModel, ABC):
         """Convert `steps` of a run of `reference_steps` to a run of `total` steps: in proportion, at least 1."""
         return max(1, round(steps * total / self.reference_steps))
 
+    def ramp(self, steps: float, step: Step) -> float:
+        """Linear ramp-up from 0 to 1 over `steps` steps of a run of `reference_steps`.
+
+        A shorter run has a shorter ramp, in proportion, but not below `SHORTEST_RAMP` steps: a network needs as many steps in a
+        short run until its guesses are better than chance. So a short run ends at the weight that it has reached.
+        """
+        return step.ramp(max(steps * step.total / self.reference_steps, min(steps, SHORTEST_RAMP)))
+
     @property
     @abstractmethod
     def views(self) -> tuple[View, ...]:
@@ -175,13 +192,17 @@ class Method(StrictModel, ABC):
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """All terms of the loss of one step."""
 
+    def first_stage(self, labeled: int) -> FirstStage:
+        """The stage before the method uses unlabeled images, given the number of labeled ones; none by default."""
+        return NO_FIRST_STAGE
+
     def refresh_every(self, steps_per_epoch: int, total_steps: int) -> int | None:
         """Steps between two calls of `refresh`, or None for no refresh; an epoch is a pass over the unlabeled images."""
         return None
 
-    def refresh_start(self, total_steps: int) -> int:
-        """The step before which `refresh` is called for the first time."""
-        return 0
+    def refresh_start(self, step: Step) -> int:
+        """The step before which `refresh` is called for the first time, in the run that `step` belongs to."""
+        return step.first_stage
 
     def refresh(self, context: Refresh) -> None:
         """Update running state that depends on the whole training set."""
@@ -216,8 +237,8 @@ def spec_keys(section: str, **values: Any) -> dict[str, Any]:
     return {f"{section}.{key}": value for key, value in values.items()}
 
 
-# The methods older than FixMatch use as many unlabeled as labeled images per step.
-EQUAL_BATCHES = spec_keys("plan", unlabeled_batch_size=64)
+# The methods older than FixMatch use as many unlabeled as labeled images per step, in every recipe.
+EQUAL_BATCHES = spec_keys("plan", labeled_batch_size=64, unlabeled_batch_size=64)
 
 
 def original_optimizer(weight_decay: float = 0.02) -> dict[str, Any]:
@@ -227,7 +248,5 @@ def original_optimizer(weight_decay: float = 0.02) -> dict[str, Any]:
 
 
 def older_recipe(recipe: str, original: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of the methods older than FixMatch: equal batches except in `quick`; in `original` also Adam and `original`."""
-    if recipe == "quick":
-        return {}
+    """Keys of the methods older than FixMatch: equal batches; in `original` also Adam and `original`."""
     return EQUAL_BATCHES | (original_optimizer() | dict(original) if recipe == "original" else {})

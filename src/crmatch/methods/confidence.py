@@ -9,7 +9,7 @@ c is the confidence max p of the weak view's prediction p, k its class. Rules by
     ada    1{c > tau * mean confidence on the labeled images of the step}                      AdaMatch
 
 Field `alignment`: p becomes Normalize(p * target / running average of p), and the target is uniform, or the running average
-of the predictions on labeled images. Averages are updated with the current batch first, then used.
+of the predictions on labeled images, which starts uniform. Averages are updated with the current batch first, then used.
 """
 
 from __future__ import annotations
@@ -40,10 +40,27 @@ def initial_state(rule: FixMatch, classes: int, unlabeled: int) -> dict[str, Ten
     if rule.mask == "soft":
         state |= {"mean": torch.tensor(1 / classes), "variance": torch.tensor(1.0)}
     if rule.alignment != "none":
-        state |= {"started": torch.tensor(0.0), "aligned_from": uniform.clone()}  # started: 1 after the first batch
+        state |= initial_average(classes)
     if rule.alignment == "labeled":
         state["aligned_to"] = uniform.clone()
     return state
+
+
+def initial_average(classes: int) -> dict[str, Tensor]:
+    """State of `follow_predictions` before the first step."""
+    import torch
+
+    return {"started": torch.tensor(0.0), "aligned_from": torch.full((classes,), 1 / classes)}  # started: 1 after one batch
+
+
+def follow_predictions(state: Mapping[str, Tensor], probabilities: Tensor, decay: float) -> Tensor:
+    """The running average (K,) of mean predictions, this batch (N, K) included; it starts at the mean of the first batch."""
+    import torch
+
+    started = state["started"]
+    pace = torch.where(started > 0, torch.full_like(started, 1 - decay), torch.ones_like(started))
+    started.fill_(1)
+    return state["aligned_from"].lerp_(probabilities.mean(dim=0), pace)
 
 
 def select(
@@ -89,16 +106,12 @@ def _aligned(alignment: Alignment, weak: Tensor, labeled: Tensor | None, state: 
 
     from crmatch.losses import align
 
-    started = state["started"]
-    # The first batch replaces the initial value of the averages.
-    pace = torch.where(started > 0, torch.full_like(started, 1 - decay), torch.ones_like(started))
-    state["aligned_from"].lerp_(weak.mean(dim=0), pace)
-    started.fill_(1)
-    target = torch.full_like(state["aligned_from"], 1 / weak.shape[1])
+    average = follow_predictions(state, weak, decay)
+    target = torch.full_like(average, 1 / weak.shape[1])
     if alignment == "labeled":
         assert labeled is not None
-        target = state["aligned_to"].lerp_(labeled.mean(dim=0), pace)
-    return align(weak, target, state["aligned_from"])
+        target = state["aligned_to"].lerp_(labeled.mean(dim=0), 1 - decay)
+    return align(weak, target, average)
 
 
 def _flex_thresholds(

@@ -41,7 +41,7 @@ class FeatMatch(Method):
 
     name: str = "featmatch"
     strong_views: int = Field(8, ge=1, le=32)
-    """Strong views of each image, in addition to a weak one; called K in the paper."""
+    """Strong views of each image, without crop and mirroring, in addition to a weak one; called K in the paper."""
     temperature: float = Field(0.75, gt=0)
     """T: guessed labels are sharpened to p^(1/T), normalized."""
     mixup_alpha: float = Field(0.75, gt=0)
@@ -56,7 +56,7 @@ class FeatMatch(Method):
     refresh_steps: int = Field(500, ge=1)
     """Steps between two computations of prototypes."""
     ramp_steps: int = Field(75_000, ge=1)
-    """Steps until c(t) is 1."""
+    """Steps until c(t) is 1 (`Method.ramp`)."""
     supervised_weight: float = Field(1.0, gt=0)
     consistency_weight: float = Field(0.5, ge=0)
     """Weight of CE_u(x_g), during the warm-up of CE_u(x)."""
@@ -92,8 +92,8 @@ class FeatMatch(Method):
     def views(self) -> tuple[View, ...]:
         """A weak view and `strong_views` strong views of labeled images, then of unlabeled images."""
         numbers = range(1, self.strong_views + 1)
-        labeled = (LABELED, *(View(f"labeled_strong_{number}", "labeled", "strong") for number in numbers))
-        unlabeled = (WEAK, *(View(f"strong_{number}", "unlabeled", "strong") for number in numbers))
+        labeled = (LABELED, *(View(f"labeled_strong_{number}", "labeled", "strong_only") for number in numbers))
+        unlabeled = (WEAK, *(View(f"strong_{number}", "unlabeled", "strong_only") for number in numbers))
         return labeled + unlabeled if self.uses_unlabeled else labeled
 
     def heads(self, shape: NetworkShape) -> dict[str, nn.Module]:
@@ -118,7 +118,7 @@ class FeatMatch(Method):
         from crmatch.losses import cross_entropy, sharpen
         from crmatch.networks.batch_norm import forward_without_bn_update
 
-        student, attends = models.student, step.number >= self.refresh_start(step.total)
+        student, attends = models.student, step.number >= self.refresh_start(step)
         views_per_image, pseudo_labels = 1 + self.strong_views, None
         images = torch.cat([batch.views[view.name] for view in self.views])  # labeled views, then unlabeled views
         targets = torch.nn.functional.one_hot(batch.labels, student.classifier.out_features).to(images.dtype)
@@ -138,7 +138,7 @@ class FeatMatch(Method):
                 memory["features"][batch.unlabeled] = outputs.features[len(batch.labels) :]
                 memory["confidence"][batch.unlabeled], memory["classes"][batch.unlabeled] = guess.max(dim=1)
             targets = torch.cat([targets, sharpen(guess, self.temperature).repeat(views_per_image, 1)])
-            pseudo_labels = PseudoLabels(guess.argmax(dim=1), torch.ones_like(guess[:, 0]))
+            pseudo_labels = PseudoLabels.all_used(guess)
 
         # MixUp of all views with one share per step; soft-label cross-entropy on x_g ("predicted") and on x ("plain")
         mixing = draw_mixing(images, self.mixup_alpha, step.generator("mixup"), per="batch")
@@ -151,7 +151,7 @@ class FeatMatch(Method):
         if self.plain_consistency_weight and attends:
             terms["plain_consistency"] = cross_entropy(plain[labeled:], targets[labeled:]).mean()
 
-        ramp = step.ramp(self.scaled(self.ramp_steps, step.total))  # c(t)
+        ramp = self.ramp(self.ramp_steps, step)  # c(t)
         weights = {"supervised": self.supervised_weight, "consistency": ramp * self.consistency_weight}
         weights["plain_consistency"] = ramp * self.plain_consistency_weight
         return LossTerms(terms, {name: weights[name] for name in terms}, pseudo_labels=pseudo_labels)
@@ -160,9 +160,9 @@ class FeatMatch(Method):
         """Every 500 of 183,000 steps."""
         return self.scaled(self.refresh_steps, total_steps)
 
-    def refresh_start(self, total_steps: int) -> int:
+    def refresh_start(self, step: Step) -> int:
         """The first step after the warm-up, from which on features attend to prototypes."""
-        return self.scaled(self.warmup_steps, total_steps)
+        return self.scaled(self.warmup_steps, step.total)
 
     def refresh(self, context: Refresh) -> None:
         """Compute new prototypes from labeled features and from unlabeled features seen since the last refresh."""

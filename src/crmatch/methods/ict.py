@@ -8,7 +8,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, Step, older_recipe, spec_keys
+from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Step, older_recipe, spec_keys
 from crmatch.methods.mixup import draw_mixing
 
 
@@ -27,7 +27,7 @@ class ICT(Method):
     mixup_alpha: float = Field(0.5, gt=0)
     consistency_weight: float = Field(50.0, ge=0)
     ramp_share: float = Field(0.4, gt=0, le=1)
-    """w(t) rises linearly from 0 to 1 over this share of the run."""
+    """w(t) rises linearly from 0 to 1 over this share of the run; more slowly in a short one (`Method.ramp`)."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class ICT(Method):
         from crmatch.networks.batch_norm import forward_without_bn_update
 
         terms = {"supervised": cross_entropy(models.student(batch.views["labeled"]).logits, batch.labels).mean()}
-        weights = {"supervised": 1.0}
+        weights, pseudo_labels = {"supervised": 1.0}, None
         if self.consistency_weight:
             images = batch.views["weak"]
             mixing = draw_mixing(images, self.mixup_alpha, step.generator("mixup"), partner="reversed")
@@ -56,5 +56,6 @@ class ICT(Method):
                 targets = forward_without_bn_update(models.teacher, images).logits.softmax(dim=1)  # (Bu, K)
             logits = forward_without_bn_update(models.student, mixing.apply(images)).logits
             terms["consistency"] = squared_difference(logits, mixing.apply(targets))
-            weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)
-        return LossTerms(terms, weights)
+            weights["consistency"] = self.consistency_weight * self.ramp(self.ramp_share * self.reference_steps, step)
+            pseudo_labels = PseudoLabels.all_used(targets)
+        return LossTerms(terms, weights, pseudo_labels=pseudo_labels)

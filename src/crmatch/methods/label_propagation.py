@@ -1,7 +1,8 @@
 """Deep label propagation (Iscen et al., CVPR 2019): labels spread over a nearest-neighbor graph of the features.
 
-The first half of a run is supervised. In the second half, labels are propagated before every epoch (propagation.py), and all
-images are trained on, weighted by the certainty of their label and by the rarity of their class.
+The first stage of a run is supervised, with batches of labeled images only. In the second stage, labels are propagated before
+every epoch (propagation.py), and all images are trained on, weighted by the certainty of their label and by the rarity of their
+class.
 """
 
 from __future__ import annotations
@@ -10,9 +11,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from crmatch.augment.views import Batch, View
+from crmatch.augment.views import Batch, FirstStage, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step, drop_zeros, spec_keys
+from crmatch.methods.base import (
+    LABELED,
+    WEAK,
+    LossTerms,
+    Method,
+    Models,
+    PseudoLabels,
+    Refresh,
+    Step,
+    drop_zeros,
+    spec_keys,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,12 +47,12 @@ class LabelPropagation(Method):
     summary: ClassVar = "labels spread over a nearest-neighbor graph of the features, recomputed before every epoch"
     paper: ClassVar = "Iscen et al., CVPR 2019, arXiv 1904.04717"
     evaluated: ClassVar = "raw"
-    reference_steps: ClassVar = 2 * EPOCHS_PER_STAGE
-    """In epochs, because the paper counts the stages in epochs."""
 
     name: str = "label_propagation"
-    supervised_epochs: int = Field(EPOCHS_PER_STAGE, ge=1, lt=2 * EPOCHS_PER_STAGE)
-    """Length of the supervised stage in a run of 360 epochs; in other runs it takes the same share."""
+    supervised_epochs: int = Field(EPOCHS_PER_STAGE, ge=1)
+    """Length of the first stage in passes over the labeled images; at most half of the run."""
+    supervised_batch_size: int = Field(128, ge=1)
+    """Labeled images in a batch of the first stage."""
     neighbors: int = Field(50, ge=1)
     """k of the nearest-neighbor graph."""
     similarity_power: float = Field(3.0, gt=0)
@@ -55,13 +67,13 @@ class LabelPropagation(Method):
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """ahmetius/LP-DeepSSL: two stages of 180 epochs, each with its own cosine; batches of 100 or 128."""
-        stage = {"share": 0.5, "shape": "half_cosine", "arc": EPOCHS_PER_STAGE / COSINE_EPOCHS}
-        keys = spec_keys("plan", schedule=[stage, stage])
+        keys = spec_keys("plan", schedule=[{"shape": "half_cosine", "arc": EPOCHS_PER_STAGE / COSINE_EPOCHS}])
         if recipe not in ("paper", "original"):
             return keys
         labeled, unlabeled, rate = (50, 50, 0.05) if setting.stem == "cifar10" else (31, 97, 0.2)
         keys |= spec_keys("plan", labeled_batch_size=labeled, unlabeled_batch_size=unlabeled, learning_rate=rate)
-        keys |= spec_keys("plan", steps=None, unlabeled_epochs=2 * EPOCHS_PER_STAGE, weight_decay=2e-4)
+        keys |= spec_keys("plan", steps=None, unlabeled_epochs=EPOCHS_PER_STAGE, weight_decay=2e-4, decay_parameters="all")
+        keys |= spec_keys("method", supervised_batch_size=labeled + unlabeled)
         keys |= {"data.unlabeled": "remaining", "network.normalize_features": True, "headline": "last"}
         if setting.stem == "mini_imagenet":
             keys |= spec_keys("augmentation", padding=8, padding_mode="zero", rotation=10.0)
@@ -94,7 +106,7 @@ class LabelPropagation(Method):
         from crmatch.networks.network import forward_together
 
         student = models.student
-        if not self.pseudo_label_weight or step.number < self.refresh_start(step.total):
+        if "weak" not in batch.views:  # no such term, or first stage
             logits = student(batch.views["labeled"]).logits
             return LossTerms({"supervised": cross_entropy(logits, batch.labels).mean()}, {"supervised": self.supervised_weight})
         outputs = forward_together(student, batch.views)
@@ -107,13 +119,13 @@ class LabelPropagation(Method):
         terms = {"supervised": supervised.sum() / images, "pseudo_label": pseudo_label.sum() / images}
         return LossTerms(terms, self.weights, pseudo_labels=PseudoLabels(labels, certainty))
 
-    def refresh_every(self, steps_per_epoch: int, total_steps: int) -> int | None:
-        """Once per epoch."""
-        return steps_per_epoch if self.pseudo_label_weight else None
+    def first_stage(self, labeled: int) -> FirstStage:
+        """Passes over the labeled images in batches of labeled images only."""
+        return FirstStage.of_passes(self.supervised_epochs, self.supervised_batch_size, labeled)
 
-    def refresh_start(self, total_steps: int) -> int:
-        """The first step of the second stage."""
-        return self.scaled(self.supervised_epochs, total_steps)
+    def refresh_every(self, steps_per_epoch: int, total_steps: int) -> int | None:
+        """Once per epoch of the second stage."""
+        return steps_per_epoch if self.pseudo_label_weight else None
 
     def refresh(self, context: Refresh) -> None:
         """Propagate the labels over the features of all images, augmented as in training."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
 from crmatch.methods import base
-from crmatch.methods.base import LABELED, SECOND_WEAK, WEAK, LossTerms, Method, Models, Step, spec_keys
+from crmatch.methods.base import LABELED, SECOND_WEAK, WEAK, LossTerms, Method, Models, PseudoLabels, Step, spec_keys
 from crmatch.methods.mixup import draw_mixing
 
 MixedPass = Literal["joint", "interleaved"]
@@ -35,20 +35,16 @@ class MixMatch(Method):
     """Draw lam for each image (google-research/mixmatch), or once per step (USB)."""
     consistency_weight: float = Field(100.0, ge=0)
     ramp_steps: int = Field(16_384, ge=1)
-    """w(t) rises linearly from 0 to 1 over so many steps of a run of 2^20."""
+    """w(t) rises linearly from 0 to 1 over so many steps of a run of 2^20 (`Method.ramp`)."""
     mixed_pass: MixedPass = "joint"
     """One forward pass over all mixed images, or one for each third, of which the first updates the running statistics."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """`paper`: google-research/fixmatch; `original`: google-research/mixmatch."""
-        usb_ramp = spec_keys("method", ramp_steps=2**20 * 2 // 5)
-        if recipe == "quick":
-            # Scaled in proportion, the weight reaches 100 after 16 of 1,000 steps, when guesses are random: training collapses.
-            return usb_ramp
         if recipe == "usb":
-            return base.EQUAL_BATCHES | usb_ramp | spec_keys("method", share_per="batch")
-        if recipe == "paper":
+            return base.EQUAL_BATCHES | spec_keys("method", ramp_steps=2**20 * 2 // 5, share_per="batch")
+        if recipe != "original":
             return base.EQUAL_BATCHES
         alpha = 0.25 if setting.data == "svhn_extra" else 0.75
         weight = ORIGINAL_WEIGHTS.get(setting.stem or "", 75)
@@ -72,11 +68,13 @@ class MixMatch(Method):
         targets = torch.nn.functional.one_hot(batch.labels, classes).to(images.dtype)  # (B, K)
 
         # Guessed labels q (Bu, K), without gradient, for both views
+        pseudo_labels = None
         if self.consistency_weight:
             with torch.no_grad():
                 first, second = forward_without_bn_update(student, images[labeled:]).logits.softmax(dim=1).chunk(2)
                 guess = sharpen((first + second) / 2, self.temperature)
             targets = torch.cat([targets, guess, guess])  # (N, K)
+            pseudo_labels = PseudoLabels.all_used(guess)
 
         # MixUp of labeled and unlabeled images
         mixing = draw_mixing(images, self.mixup_alpha, step.generator("mixup"), per=self.share_per)
@@ -88,5 +86,5 @@ class MixMatch(Method):
         weights = {"supervised": 1.0}
         if self.consistency_weight:
             terms["consistency"] = squared_difference(logits[labeled:], targets[labeled:])
-            weights["consistency"] = self.consistency_weight * step.ramp(self.scaled(self.ramp_steps, step.total))
-        return LossTerms(terms, weights)
+            weights["consistency"] = self.consistency_weight * self.ramp(self.ramp_steps, step)
+        return LossTerms(terms, weights, pseudo_labels=pseudo_labels)

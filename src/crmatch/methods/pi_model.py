@@ -8,7 +8,18 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, SECOND_WEAK, WEAK, LossTerms, Method, Models, Step, older_recipe, spec_keys
+from crmatch.methods.base import (
+    LABELED,
+    SECOND_WEAK,
+    WEAK,
+    LossTerms,
+    Method,
+    Models,
+    PseudoLabels,
+    Step,
+    older_recipe,
+    spec_keys,
+)
 
 
 class PiModel(Method):
@@ -22,7 +33,7 @@ class PiModel(Method):
     name: str = "pi_model"
     consistency_weight: float = Field(10.0, ge=0)
     ramp_share: float = Field(0.4, gt=0, le=1)
-    """w(t) rises linearly from 0 to 1 over this share of the run."""
+    """w(t) rises linearly from 0 to 1 over this share of the run; more slowly in a short one (`Method.ramp`)."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
@@ -43,11 +54,12 @@ class PiModel(Method):
         from crmatch.networks.batch_norm import forward_without_bn_update
 
         terms = {"supervised": cross_entropy(models.student(batch.views["labeled"]).logits, batch.labels).mean()}
-        weights = {"supervised": 1.0}
+        weights, pseudo_labels = {"supervised": 1.0}, None
         if self.consistency_weight:
             with torch.no_grad():
                 targets = forward_without_bn_update(models.student, batch.views["weak"]).logits.softmax(dim=1)  # (Bu, K)
             logits = forward_without_bn_update(models.student, batch.views["second_weak"]).logits
             terms["consistency"] = squared_difference(logits, targets)
-            weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)
-        return LossTerms(terms, weights)
+            weights["consistency"] = self.consistency_weight * self.ramp(self.ramp_share * self.reference_steps, step)
+            pseudo_labels = PseudoLabels.all_used(targets)
+        return LossTerms(terms, weights, pseudo_labels=pseudo_labels)

@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from crmatch.augment.views import Batch, View
+from crmatch.augment.views import Batch, FirstStage, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Refresh, Step, drop_zeros, spec_keys
+from crmatch.methods.base import (
+    LABELED,
+    WEAK,
+    LossTerms,
+    Method,
+    Models,
+    PseudoLabels,
+    Refresh,
+    Step,
+    drop_zeros,
+    spec_keys,
+)
 from crmatch.methods.mixup import draw_mixing
 
 if TYPE_CHECKING:
@@ -24,7 +35,6 @@ if TYPE_CHECKING:
 
 PLAIN = (View("plain_labeled", "labeled", "none"), View("plain", "unlabeled", "none"))
 EPOCHS = 400
-WARMUP_EPOCHS = 10
 
 
 class PLCB(Method):
@@ -39,12 +49,12 @@ class PLCB(Method):
     paper: ClassVar = "Arazo et al., IJCNN 2020, arXiv 1908.02983"
     evaluated: ClassVar = "raw"
     running_statistics: ClassVar = "mixed"
-    reference_steps: ClassVar = WARMUP_EPOCHS + EPOCHS
-    """In epochs, because the paper counts the warm-up in epochs."""
 
     name: str = "plcb"
-    warmup_epochs: int = Field(WARMUP_EPOCHS, ge=1, lt=WARMUP_EPOCHS + EPOCHS)
-    """Length of the warm-up in a run of 410 epochs; other runs have a warm-up of the same share."""
+    warmup_epochs: int = Field(10, ge=1)
+    """Length of the warm-up in passes over the labeled images; at most half of the run."""
+    warmup_batch_size: int = Field(100, ge=1)
+    """Labeled images in a batch of the warm-up."""
     mixup_alpha: float = Field(1.0, gt=0)
     label_images: Literal["augmented", "plain"] = "augmented"
     """Images on which the next soft labels are predicted: with augmentation (mini-ImageNet), or without it (CIFAR)."""
@@ -56,13 +66,16 @@ class PLCB(Method):
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """EricArazo/PseudoLabeling: batches of 100 with 16 labeled images, learning rate / 10 at epochs 250 and 350."""
-        if recipe not in ("paper", "original"):
+        if recipe == "quick":
+            # Ten passes over 250 labels are 20 steps, after which the first soft labels would be noise.
+            return spec_keys("method", warmup_epochs=100)
+        if recipe == "usb":
             return {}
-        total, lengths = WARMUP_EPOCHS + EPOCHS, (WARMUP_EPOCHS + 250, 100, 50)
-        schedule = [{"share": length / total, "start": 10.0**-drop} for drop, length in enumerate(lengths)]
+        schedule = [{"share": length / EPOCHS, "start": 10.0**-drop} for drop, length in enumerate((250, 100, 50))]
         keys = (
-            spec_keys("plan", steps=None, unlabeled_epochs=total, labeled_batch_size=16, unlabeled_batch_size=84)
+            spec_keys("plan", steps=None, unlabeled_epochs=EPOCHS, labeled_batch_size=16, unlabeled_batch_size=84)
             | spec_keys("plan", learning_rate=0.1, nesterov=False, weight_decay=1e-4, schedule=schedule)
+            | spec_keys("plan", decay_parameters="all")
             | {"data.unlabeled": "remaining", "headline": "last"}
         )
         if setting.stem == "mini_imagenet":
@@ -102,9 +115,9 @@ class PLCB(Method):
         memory, labeled, pseudo_labels = student.state("memory"), len(batch.labels), None
         images = views["labeled"]
         targets = torch.nn.functional.one_hot(batch.labels, memory["labels"].shape[1]).to(memory["labels"].dtype)
-        if step.number >= self.refresh_start(step.total):
+        if "weak" in views:  # after the warm-up
             current = memory["labels"][batch.unlabeled]  # (Bu, K)
-            pseudo_labels = PseudoLabels(current.argmax(dim=1), torch.ones_like(current[:, 0]))
+            pseudo_labels = PseudoLabels.all_used(current)
 
             # Soft labels of the next epoch, with batch statistics and without dropout. Paper: this pass also updates the
             # running statistics. Here: only the pass over mixed images does, because the network is trained on those.
@@ -125,17 +138,17 @@ class PLCB(Method):
         }
         return LossTerms({name: terms[name] for name in self.weights}, self.weights, pseudo_labels=pseudo_labels)
 
-    def refresh_every(self, steps_per_epoch: int, total_steps: int) -> int | None:
-        """Once per epoch."""
-        return steps_per_epoch
+    def first_stage(self, labeled: int) -> FirstStage:
+        """The warm-up: passes over the labeled images in batches of labeled images only."""
+        return FirstStage.of_passes(self.warmup_epochs, self.warmup_batch_size, labeled)
 
-    def refresh_start(self, total_steps: int) -> int:
-        """The first step after the warm-up."""
-        return self.scaled(self.warmup_epochs, total_steps)
+    def refresh_every(self, steps_per_epoch: int, total_steps: int) -> int | None:
+        """Once per epoch after the warm-up."""
+        return steps_per_epoch
 
     def refresh(self, context: Refresh) -> None:
         """Replace all labels by those predicted in the last epoch; the first are predictions after the warm-up in eval mode."""
         memory = context.models.student.state("memory")
-        if context.step.number == self.refresh_start(context.step.total):
+        if context.step.number == self.refresh_start(context.step):
             memory["next_labels"].copy_(context.features("unlabeled")[1])
         memory["labels"].copy_(memory["next_labels"])

@@ -30,7 +30,7 @@ class PseudoLabel(Method):
     ties: Ties = "exclude"
     pseudo_label_weight: float = Field(1.0, ge=0)
     ramp_share: float = Field(0.4, gt=0, le=1)
-    """w(t) rises linearly from 0 to 1 over this share of the run."""
+    """w(t) rises linearly from 0 to 1 over this share of the run; more slowly in a short one (`Method.ramp`)."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
@@ -56,5 +56,5 @@ class PseudoLabel(Method):
         confidence, labels = logits.detach().softmax(dim=1).max(dim=1)
         mask = above(confidence, self.threshold, self.ties)
         terms["pseudo_label"] = masked_mean(cross_entropy(logits, labels), mask)
-        weights["pseudo_label"] = self.pseudo_label_weight * step.ramp(self.ramp_share * step.total)
+        weights["pseudo_label"] = self.pseudo_label_weight * self.ramp(self.ramp_share * self.reference_steps, step)
         return LossTerms(terms, weights, pseudo_labels=PseudoLabels(labels, mask))

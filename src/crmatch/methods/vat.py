@@ -8,7 +8,7 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import EQUAL_BATCHES, LABELED, WEAK, LossTerms, Method, Models, Step, original_optimizer
+from crmatch.methods.base import EQUAL_BATCHES, LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Step, original_optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,12 +35,12 @@ class VAT(Method):
     consistency_weight: float = Field(0.3, ge=0)
     entropy_weight: float = Field(0.06, ge=0)
     ramp_share: float = Field(0.4, gt=0, le=1)
-    """w(t) rises linearly from 0 to 1 over this share of the run."""
+    """w(t) rises linearly from 0 to 1 over this share of the run; more slowly in a short one (`Method.ramp`)."""
 
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """google-research/fixmatch trains VAT with Adam."""
-        return {} if recipe == "quick" else EQUAL_BATCHES | ({} if recipe == "usb" else original_optimizer())
+        return EQUAL_BATCHES | (original_optimizer() if recipe in ("paper", "original") else {})
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -70,11 +70,11 @@ class VAT(Method):
             (gradient,) = torch.autograd.grad(divergences.mean(), probe)
             perturbed = images + self.perturbation * _unit(gradient)
             terms["consistency"] = divergence(targets, forward_without_bn_update(student, perturbed).logits).mean()
-            weights["consistency"] = self.consistency_weight * step.ramp(self.ramp_share * step.total)
+            weights["consistency"] = self.consistency_weight * self.ramp(self.ramp_share * self.reference_steps, step)
         if self.entropy_weight:
             terms["entropy"] = entropy(logits).mean()
             weights["entropy"] = self.entropy_weight
-        return LossTerms(terms, weights)
+        return LossTerms(terms, weights, pseudo_labels=PseudoLabels.all_used(logits.detach()))
 
 
 def _unit(values: Tensor) -> Tensor:

@@ -88,7 +88,8 @@ def estimate(spec: RunSpec, setting: Setting, activations: Activations = "lean")
     images, multiply_adds = images_per_step(spec), sum(layer.weights * layer.pixels for layer in layers)
     steps = spec.plan.steps
     if steps is None and (known := CATALOG.get(setting.data)):
-        steps = spec.plan.total_steps(known.counts["train"] + known.counts.get("unlabeled", 0))
+        first_stage = spec.method.first_stage(setting.labels_per_class * known.classes)
+        steps = spec.plan.total_steps(known.counts["train"] + known.counts.get("unlabeled", 0), first_stage.steps)
     weights = sum(layer.weights for layer in layers) * BYTES_PER_WEIGHT * max(1.0, ACTIVATION_SIZE[spec.precision])
     return Cost(
         images_per_step=images,

@@ -87,7 +87,9 @@ class Experiment:
         self.normalizer = Normalizer(self.mean, self.std, runtime.dtype, runtime.device)
         self._test = (data.test.images.to(runtime.data_device), data.test.labels) if data.test else None
         self._true_classes = data.train.labels[split.unlabeled].to(runtime.device)
-        self._total_steps = spec.plan.total_steps(len(split.unlabeled))
+        stage = spec.method.first_stage(len(split.labeled))
+        self._total_steps = spec.plan.total_steps(len(split.unlabeled), stage.steps)
+        self._first_stage = stage._replace(steps=min(stage.steps, self._total_steps // 2))
         self._collapse = CollapseWatch(data.train.class_names, self._total_steps, runtime.device)
 
     def training(self) -> Training:
@@ -101,8 +103,9 @@ class Experiment:
         network = build_network(spec.network, **shape, unlabeled=unlabeled, heads=spec.method.heads, seed=spec.seed)
         if self._initial is not None:
             network.load_state_dict(self._initial, strict=False)  # heads that only training has keep their own weights
-        epoch = spec.plan.steps_per_epoch(unlabeled)
-        return Training(spec.method, network, self._batches(), spec.plan, self._total_steps, epoch, self.runtime, spec.seed)
+        epoch, first = spec.plan.steps_per_epoch(unlabeled), self._first_stage.steps
+        batches, total = self._batches(), self._total_steps
+        return Training(spec.method, network, batches, spec.plan, total, epoch, self.runtime, spec.seed, first)
 
     def _batches(self) -> BatchMaker | FeatureBatches:
         spec, device, plan, strong = self.spec, self.runtime.data_device, self.spec.plan, self.spec.augmentation
@@ -115,9 +118,10 @@ class Experiment:
             views=spec.method.views,
             batch_sizes={"labeled": labeled, "unlabeled": unlabeled, "extra": extra},
             weak=weak_augmentation(spec),
-            policy=build_policy(strong.policy, strong.variant, strong.cutout, strong.geometry),
+            policy=build_policy(strong.policy, strong.variant, strong.cutout, strong.geometry, strong.translation),
             normalizer=self.normalizer,
             seed=spec.seed,
+            first_stage=self._first_stage,
             processes=self.runtime.processes,
         )
 
@@ -136,7 +140,7 @@ class Experiment:
         """Counts behind the pseudo-label curves. The true classes of unlabeled images are used here and nowhere else."""
         if loss.pseudo_labels is None:
             return {}
-        self._collapse.add(*loss.pseudo_labels)
+        self._collapse.add(loss.pseudo_labels.labels)
         return pseudo_label_counts(*loss.pseudo_labels, self._true_classes[batch.unlabeled])
 
     def _evaluate(self, models: Models) -> dict[str, float]:

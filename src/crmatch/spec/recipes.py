@@ -15,7 +15,7 @@ from typing import Any
 from crmatch.atomic_files import checksum
 from crmatch.data.settings import EPOCH_STEPS, Setting, own_setting, parse_setting
 from crmatch.errors import RequestError, unknown_name_error
-from crmatch.methods import METHODS, Kind, adopt, build_method, kind_of, method_class
+from crmatch.methods import METHODS, Kind, adopt, build_method, kind_of, method_class, recipe_keys
 from crmatch.methods.base import Method, StoredMethod
 from crmatch.networks.config import NETWORKS, PretrainedConfig, WideResNetConfig
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
@@ -74,7 +74,7 @@ def recipe(
         return _pretrained(setting, method, name, backbone)
     if name not in RECIPES:
         raise unknown_name_error("recipe", name, [*RECIPES, *PRETRAINED_RECIPES])
-    return replace(RECIPES[name](setting, method), **method_class(method).recipe_keys(name, setting))
+    return replace(RECIPES[name](setting, method), **recipe_keys(method, name, setting))
 
 
 def _paper(setting: Setting, method: Kind) -> RunSpec:

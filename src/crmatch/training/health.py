@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from crmatch.errors import DivergedError
-from crmatch.training.meter import sum_dtype
 
 logger = logging.getLogger(__name__)
 ADVICE = "Try a smaller plan.learning_rate"
@@ -50,14 +49,15 @@ class FiniteWatch:
 
 CHECKS = 5
 """Consecutive log points that must agree before a warning."""
-QUIET_SHARE = 0.25
-"""Share of a run without warnings: confidence comes late, and the first pseudo-labels are often of one class."""
+QUIET_SHARE = 0.15
+"""Share of a run without warnings, because confidence comes late. In a run with 100 log points, a collapse is reported before a
+quarter of it."""
 QUIET_STEPS = 200
 """Steps without warnings; a shorter run is a trial."""
 LOWEST_MASK_RATE = 0.1
 """Percent of pseudo-labels in use, below which the unlabeled images are practically unused."""
 LARGEST_SHARE = 95.0
-"""Percent of the used pseudo-labels that one class may have."""
+"""Percent of the pseudo-labels that one class may have. All are counted: the first ones in use are often of one class."""
 
 
 class CollapseWatch:
@@ -65,28 +65,28 @@ class CollapseWatch:
 
     def __init__(self, class_names: Sequence[str], total_steps: int, device: torch.device) -> None:
         self._names, self._total = tuple(class_names), total_steps
-        self._used = torch.zeros(len(self._names), dtype=sum_dtype(device), device=device)
+        self._counts = torch.zeros(len(self._names), dtype=torch.int64, device=device)
         self._unused_checks = self._one_class_checks = 0
 
-    def add(self, labels: Tensor, used: Tensor) -> None:
-        """Add a step's pseudo-labels (Bu,) with their weights (Bu,), without waiting for the device."""
-        self._used.index_add_(0, labels, used.to(self._used.dtype))
+    def add(self, labels: Tensor) -> None:
+        """Add a step's pseudo-labels (Bu,), without waiting for the device."""
+        self._counts.index_add_(0, labels, torch.ones_like(labels))
 
     def check(self, line: Mapping[str, Any]) -> None:
-        """Check a log point's curves and the classes used since the last one."""
-        sums = self._used.tolist()
-        self._used.zero_()
+        """Check a log point's curves and the classes of the pseudo-labels since the last one."""
+        counts = self._counts.tolist()
+        self._counts.zero_()
         rate = line.get("mask_rate")
         if rate is None or line["step"] < max(QUIET_STEPS, QUIET_SHARE * self._total):
             return
         self._unused_checks = self._unused_checks + 1 if rate < LOWEST_MASK_RATE else 0
-        share = 100 * max(sums) / sum(sums) if sum(sums) else 0.0
-        self._one_class_checks = self._one_class_checks + 1 if share > LARGEST_SHARE and len(sums) > 1 else 0
+        share = 100 * max(counts) / sum(counts)
+        self._one_class_checks = self._one_class_checks + 1 if share > LARGEST_SHARE and len(counts) > 1 else 0
         if self._unused_checks == CHECKS:
             found = f"hardly any pseudo-label is confident enough to be used ({rate:.2g} %); the run uses its labels only"
             logger.warning("step %d: %s.\nLower method.threshold, or label a few more images.", line["step"], found)
         if self._one_class_checks == CHECKS:
-            name = self._names[sums.index(max(sums))]
-            found = f"{share:.0f} % of the pseudo-labels used are {name!r}; the model may have collapsed onto that class"
+            name = self._names[counts.index(max(counts))]
+            found = f"{share:.0f} % of the pseudo-labels are {name!r}; the model may have collapsed onto that class"
             advice = "Check the labels of that class, label more of the others, or try a smaller plan.learning_rate."
             logger.warning("step %d: %s.\n%s", line["step"], found, advice)

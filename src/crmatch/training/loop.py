@@ -58,6 +58,7 @@ class Training:
     steps_per_epoch: int  # an epoch is a pass over the unlabeled images
     runtime: Runtime
     seed: int
+    first_stage: int = 0  # steps at the beginning on labeled images alone
     step: int = 0
     images: int = 0  # that have passed through the network in training
     seconds: float = 0.0  # training time so far, earlier sessions included
@@ -85,7 +86,8 @@ class Training:
 
     def take_step(self) -> tuple[Batch, LossTerms]:
         """Refresh, make the batch, compute loss and gradients, update weights, EMA and policy."""
-        now = Step(self.step, self.total_steps, functools.partial(generator, self.seed, step=self.step), self.plan.ema_decay)
+        randomness = functools.partial(generator, self.seed, step=self.step)
+        now = Step(self.step, self.total_steps, randomness, self.plan.ema_decay, self.first_stage)
         self._refresh(now)
         self.optimizer.learning_rate = self.learning_rate
         batch = self.batches.batch(self.step)
@@ -111,7 +113,7 @@ class Training:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
-        return self.plan.learning_rate * self.plan.rate_factor(self.step, self.total_steps)
+        return self.plan.learning_rate * self.plan.rate_factor(self.step, self.total_steps, self.first_stage)
 
     def checkpoint(self) -> Checkpoint:
         """The state that is needed to continue as if the run had never stopped."""
@@ -158,9 +160,9 @@ class Training:
         return logits.softmax(dim=1)
 
     def _refresh(self, step: Step) -> None:
-        """Call the method's periodic work over all images, if it is due (FeatMatch, label propagation, PLCB)."""
+        """Call the method's periodic work over all images, if it is due."""
         interval = self.method.refresh_every(self.steps_per_epoch, self.total_steps)
-        since = step.number - self.method.refresh_start(self.total_steps)
+        since = step.number - self.method.refresh_start(step)
         is_due = interval is not None and since >= 0 and since % interval == 0
         if not is_due:
             return

@@ -94,16 +94,21 @@ class TrainPlan(StrictModel):
         """Steps in one pass over `unlabeled` images."""
         return math.ceil(unlabeled / self.unlabeled_batch_size)
 
-    def total_steps(self, unlabeled: int) -> int:
-        """Length of the run in steps, given the number of unlabeled images."""
+    def total_steps(self, unlabeled: int, first_stage: int = 0) -> int:
+        """Length of the run in steps, given the number of unlabeled images.
+
+        The first stage, in steps, is part of `steps` and comes before `unlabeled_epochs`.
+        """
         if self.steps is not None:
             return self.steps
         assert self.unlabeled_epochs is not None
-        return max(1, math.ceil(self.unlabeled_epochs * self.steps_per_epoch(unlabeled)))
+        return first_stage + max(1, math.ceil(self.unlabeled_epochs * self.steps_per_epoch(unlabeled)))
 
-    def rate_factor(self, step: int, total: int) -> float:
-        """Factor of the learning rate at `step` of `total`."""
-        progress, passed = step / total, 0.0
+    def rate_factor(self, step: int, total: int, first_stage: int = 0) -> float:
+        """Factor of the learning rate at `step` of `total`. A first stage has the first phase of the schedule for itself."""
+        if step < first_stage:
+            return self.schedule[0].factor(step / first_stage)
+        progress, passed = (step - first_stage) / (total - first_stage), 0.0
         for phase in self.schedule[:-1]:
             if progress < passed + phase.share:
                 return phase.factor((progress - passed) / phase.share)
