@@ -134,10 +134,10 @@ def _import(path: Path, digest: str) -> Any:
         sys.path.append(str(path.parent))  # so that the file can import its neighbors
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
         del sys.modules[name]
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1]
-        reason = f"{path}, line {line}: {type(error).__name__}: {error}"
+        where = f"{path}, line {lines[-1]}" if lines else str(path)  # a syntax error names its own file and line
+        reason = f"{where}: {type(error).__name__}: {error}"
         raise RequestError(f"{reason}\nThe file cannot be imported; correct it first.") from error
     return module

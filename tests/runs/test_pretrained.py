@@ -273,12 +273,6 @@ def test_without_a_label_to_hold_out_there_is_no_evidence(workspace: Workspace) 
     assert gather_evidence(head_experiment(workspace, spec), spec, spec) is None
 
 
-def test_unlabeled_images_harm_only_if_the_difference_is_clear() -> None:
-    assert not Evidence(30, 36, 40, 10).unlabeled_harm  # a standard error is 7 points
-    assert Evidence(30, 38, 40, 10).unlabeled_harm
-    assert Evidence(30, 36, 400, 10).unlabeled_harm
-
-
 def test_two_classes_at_chance_are_features_that_do_not_fit() -> None:
     assert not Evidence(48, 50, 40, 2).features_fit
     assert Evidence(20, 30, 40, 2).features_fit
@@ -395,12 +389,22 @@ def test_minutes_are_kept_with_their_steps_so_that_the_same_command_resumes(
     crmatch: Command, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("crmatch.runs.timing.RESERVE", 0.1)  # plan for half a second
+    monkeypatch.setattr("crmatch.cli.session.LEAST_TUNING_STEPS", 1)
     command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--minutes", "0.1"]
     places = [*options(SMALL), "--data-dir", workspace.data_dir, "--out", workspace.out, "--json"]
     first, second = (crmatch(*command, *places) for _ in range(2))
     assert first.code == 0, first.err
     assert first.out == second.out
     assert '"minutes": 0.1' in first.out
+
+
+def test_if_the_time_is_too_short_to_tune_the_head_is_kept(crmatch: Command, workspace: Workspace) -> None:
+    command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--minutes", "0.1", "--name", "mine"]
+    outcome = crmatch(*command, *options(SMALL), "--data-dir", workspace.data_dir, "--out", workspace.out)
+    assert outcome.code == 0, outcome.err
+    assert "Use more --minutes" in outcome.err
+    assert "crmatch-head" in outcome.out
+    assert not (workspace.out / "stripes@4" / "mine").exists()
 
 
 def test_a_backbone_needs_a_recipe_that_uses_it(crmatch: Command) -> None:

@@ -174,7 +174,8 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> 
     if others and first.error is not None and others[0].error is not None:
         gain = others[0].error - first.error
         change = f"{'lowers' if gain >= 0 else 'raises'} the error by {abs(gain):.2f} percentage points"
-        typer.echo(f"Using the {first.unlabeled_images:,} unlabeled images {change}.")
+        how = "Tuning with" if first.spec.recipe == "tune" else "Using"
+        typer.echo(f"{how} the {first.unlabeled_images:,} unlabeled images {change}.")
     for directory in directories:
         typer.echo(f"Saved in {directory}")
 

@@ -13,10 +13,10 @@ COMMAND_PANELS = {
     "Data and settings": ("data", "show"),
 }
 OPTION_PANELS = {
-    "Data": ("setting", "splits", "split", "labels", "image_size", "data_dir", "records"),
-    "Training": ("method", "recipe", "backbone", "minutes", "steps", "policy", "seed", "baseline", "set_", "config"),
+    "Data": ("setting", "splits", "split", "labels", "image_size", "data_dir", "records", "code"),
+    "Training": ("method", "recipe", "backbone", "network", "minutes", "steps", "policy", "seed", "baseline", "set_", "config"),
     "Speed": ("device", "precision", "compile", "recompute", "engine", "jobs", "ray_address", "cpus_per_run"),
-    "Output": ("out", "name", "tensorboard", "format_", "save", "json_"),
+    "Output": ("out", "name", "tracker", "tensorboard", "format_", "save", "json_"),
 }
 """Panel -> names of parameters. Other options stay in the panel "Options"."""
 MANY = 10

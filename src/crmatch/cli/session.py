@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import typer
@@ -30,6 +31,8 @@ from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
 
+LEAST_TUNING_STEPS = 20
+
 
 @dataclass(frozen=True)
 class Session:
@@ -44,8 +47,12 @@ class Session:
 
     def train(
         self, spec: RunSpec, workspace: Workspace, minutes: float | None = None, share: float = 1.0
-    ) -> tuple[RunSpec, RunRecord]:
-        """Train a run, resume it, or return its record. With `minutes`, its steps fit into a share of the time that is left."""
+    ) -> tuple[Path, RunRecord]:
+        """Train a run, or resume it; returns its directory and its record.
+
+        With `minutes`, its steps fit into a share of the time that is left. If that is too short to tune a network, the
+        classifier on its frozen features is kept.
+        """
         with ExitStack() as stack:
             display = stack.enter_context(self._display(spec))
             progress: Progress = display
@@ -54,6 +61,11 @@ class Session:
                     raise RequestError("--minutes works with one process only.\nUse --steps, or train without torchrun.")
                 seconds = share * (60 * minutes - (time.monotonic() - self.started))
                 spec = self._fit_into(minutes, seconds, spec, workspace, progress)
+                if spec.recipe == "tune" and (spec.plan.steps or 0) < LEAST_TUNING_STEPS:
+                    if self.speaks:
+                        found = f"The time that is left allows {spec.plan.steps} steps of tuning, too few to help"
+                        typer.echo(f"{found}: the network stays frozen. Use more --minutes.", err=True)
+                    return self.train(head_of(spec, workspace.setting_of(spec)), workspace.named(None))
             for name in self.trackers if is_main_process() else ():
                 from crmatch.cli.trackers import tracked
 
@@ -64,7 +76,7 @@ class Session:
             record = run(
                 spec, workspace, self.execution, resume=self.resume, progress=progress, stop=stop, processes=self.processes
             )
-        return spec, record
+        return workspace.run_directory(spec).path, record
 
     def gather_evidence(self, main: RunSpec, supervised: RunSpec, workspace: Workspace) -> Evidence | None:
         """Compare the heads with and without unlabeled images by cross-validation over the labels, and say what was found.

@@ -7,6 +7,7 @@ crmatch evaluate runs/digits@4/crmatch/split1-seed0
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -108,11 +109,6 @@ def train(
         trained = [session.train(specs[1], workspace)]
         # The head of a tuned run keeps its own name.
         evidence = session.gather_evidence(specs[0], specs[1], workspaces[0] if recipe == "head" else workspace)
-        # Unlabeled images help more in tuning than on frozen features, so only a clear loss speaks against them.
-        if recipe == "tune" and evidence and evidence.unlabeled_harm:
-            changes = {key: value for key, value in changes.items() if not key.startswith("method")}
-            changes |= {"network.size_chosen": getattr(specs[0].network, "size_chosen", False)}
-            specs[0] = options.make_spec(setting, "supervised", recipe, data_dir, changes, labels, backbone)
         trained = [session.train(specs[0], workspaces[0], minutes), *trained]
     else:
         trained = [
@@ -122,7 +118,7 @@ def train(
     if not is_main_process():
         return
     ordered = [record for _, record in trained]
-    paths = [place.run_directory(spec).path for place, (spec, _) in zip(workspaces, trained, strict=False)]
+    paths = [path for path, _ in trained]
     if json_:
         values = [
             {"run": str(path), "error": record.error, **record.model_dump(mode="json")}
@@ -235,6 +231,8 @@ def _check_pictures(spec: RunSpec, workspace: Workspace, quiet: bool) -> None:
         report = check_folder(Path(spec.data.folder), spec.data.image_size, workspace.data_dir, setting.labels_file, progress)
     if quiet:
         return
+    if getattr(spec.network, "size_chosen", False):  # no advice against a size that we have chosen
+        report = dataclasses.replace(report, warnings=tuple(text for text in report.warnings if "enlarged" not in text))
     lines = report.lines()
     if spec.augmentation.mirror:
         lines.append("Training mirrors pictures; for text or left/right classes add --set augmentation.mirror=false")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -190,12 +191,18 @@ def _file(name: str) -> str:
 
 
 def _newest(row: Row, column: Column, overrides: Overrides, recorded: Iterable[RunSpec]) -> RunSpec | None:
-    """The newest of the recorded specs of a method on a setting, with the overrides that are asked for."""
+    """The newest of the recorded specs of a method on a setting, with the overrides that are asked for.
+
+    Among runs with different values of the method, those with the most frequent values are taken.
+    """
     asked = {"recipe": overrides.recipe, "plan.steps": overrides.steps}
     wanted = {"method.name": short_name(row.method), "setting": short_name(column.setting), **overrides.changes}
     wanted |= {key: value for key, value in asked.items() if value is not None}
     fitting = [spec for spec in recorded if wanted.items() <= {k: v for k, v in flatten(spec.to_json()) if k in wanted}.items()]
-    return fitting[-1] if fitting else None
+    if not fitting:
+        return None
+    usual, _ = Counter(spec.method for spec in fitting).most_common(1)[0]
+    return [spec for spec in fitting if spec.method == usual][-1]
 
 
 def _spec(row: Row, column: Column, setting: Setting, overrides: Overrides, split: int) -> RunSpec:

@@ -107,6 +107,8 @@ def recorded_runs(folder: Path) -> dict[RunSpec, Run]:
     for path in sorted(folder.rglob("*.json")):
         if path.suffixes[-2:] in ([".probe", ".json"], [".distances", ".json"]):
             continue
+        if path.name != "record.json" and (path.parent / "record.json").exists():  # another file of a run's directory
+            continue
         record = parse_record(read_json(path), path)
         if (other := found.get(record.spec)) is not None and other.record.error != record.error:
             raise DataError(f"{other.source} and {path} are records of one run with different errors.\nRemove one of them.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,12 +42,6 @@ class Evidence(NamedTuple):
         return self.semi_supervised <= self.supervised
 
     @property
-    def unlabeled_harm(self) -> bool:
-        """Whether the classifier that uses unlabeled images is worse by more than one standard error."""
-        wrong = self.supervised / 100
-        return self.semi_supervised > 100 * (wrong + math.sqrt(wrong * (1 - wrong) / self.labels))
-
-    @property
     def features_fit(self) -> bool:
         """Whether the better classifier is clearly better than chance: right four times as often, or halfway to always."""
         right, chance = 1 - min(self.supervised, self.semi_supervised) / 100, 1 / self.classes
@@ -57,8 +50,11 @@ class Evidence(NamedTuple):
     def lines(self) -> list[str]:
         """What the unlabeled images bring, and a warning if the features do not fit."""
         found = f"Cross-validation over {self.labels} labels: {self.supervised:.0f} % error from the labels alone"
-        kept = "so the unlabeled images help" if self.unlabeled_help else "so the labels alone are the better choice here"
-        lines = [f"{found}, {self.semi_supervised:.0f} % with the unlabeled images, {kept}."]
+        if self.supervised == self.semi_supervised:
+            lines = [f"{found}, and the same with the unlabeled images."]
+        else:
+            kept = "so the unlabeled images help" if self.unlabeled_help else "so the labels alone are the better choice here"
+            lines = [f"{found}, {self.semi_supervised:.0f} % with the unlabeled images, {kept}."]
         if not self.features_fit:
             lines.append(
                 "warning: the pretrained features hardly separate these classes.\n"
@@ -76,7 +72,7 @@ def read_evidence(path: Path) -> Evidence | None:
 
 
 def gather_evidence(experiment: HeadExperiment, supervised: RunSpec, semi_supervised: RunSpec) -> Evidence | None:
-    """Train both specs on three quarters of the labels, four times, and count errors on the other quarter.
+    """Train both specs on a part of the labels, up to four times, and count errors on the rest: each label is held out once.
 
     None if every class has a single label, so that none can be held out.
     """

@@ -17,6 +17,7 @@ from crmatch.atomic_files import read_json, write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.methods import kind_of
+from crmatch.methods.base import StoredMethod
 from crmatch.networks.config import OwnNetworkConfig
 from crmatch.own_code import code_checksum, is_reference, reference_to, short_name
 from crmatch.runs.record import RunRecord, parse_record
@@ -114,7 +115,10 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]
     if getattr(spec.network, "size_chosen", False):
         named += ["data.image_size", "network.size_chosen"]
-    return {key: value for key, (value, _) in sorted(differences(spec, base).items()) if key not in named}
+    changed = {key: value for key, (value, _) in differences(spec, base).items() if key not in named}
+    if isinstance(spec.method, StoredMethod):  # its defaults are not known, so all of its values are shown
+        changed |= {f"method.{key}": value for key, value in (spec.method.model_extra or {}).items()}
+    return dict(sorted(changed.items()))
 
 
 def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:

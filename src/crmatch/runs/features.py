@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import io
@@ -126,9 +127,12 @@ def remove_unused(folder: Path, in_use: Sequence[FeatureStore], most: int = MOST
     stores = [path for path in folder.iterdir() if path.is_dir() and path not in [store.folder for store in in_use]]
     total = sum(store.bytes for store in in_use)
     for path in sorted(stores, key=lambda path: path.stat().st_mtime, reverse=True):
-        total += sum(file.stat().st_size for file in path.iterdir())
-        if total > most:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it, or renamed a file in it
+            size = sum(file.stat().st_size for file in path.iterdir())
+            if total + size > most:
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                total += size
 
 
 class HeadExperiment(Experiment):

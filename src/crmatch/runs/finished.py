@@ -46,8 +46,8 @@ def find_run(path: Path | str) -> Path:
         return Path(path)
     found = find_runs([Path(path)])
     if len(found) > 1:
-        some = ", ".join(str(run.relative_to(path)) for run in found[:3])
-        raise RequestError(f"there are {len(found)} finished runs in {path}: {some}{', ...' * (len(found) > 3)}.\nName one.")
+        some = ", ".join(str(run.relative_to(path)) for run in found[:3]) + " and others" * (len(found) > 3)
+        raise RequestError(f"there are {len(found)} finished runs in {path}: {some}.\nName one.")
     return found[0]
 
 

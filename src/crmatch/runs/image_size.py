@@ -42,15 +42,15 @@ class SizeChoice(NamedTuple):
     def line(self) -> str:
         """The choice in one sentence."""
         tried = ", ".join(f"{error:.0f} % error at {size}" for size, error in self.errors.items())
-        reason = f"cross-validation over the labels: {tried}" if tried else "larger ones would take too long"
-        return f"Images are used at {self.size} px ({reason}). Choose another size with --image-size."
+        reason = f" (cross-validation over the labels: {tried})" if tried else ""
+        return f"Images are used at {self.size} px{reason}. Choose another size with --image-size."
 
 
 def choose_image_size(spec: RunSpec, setting: Setting, workspace: Workspace, seconds: float) -> SizeChoice:
     """The largest size at which the run takes at most `seconds`, unless the labels speak against it.
 
-    Pictures are enlarged at most fourfold. A size is dropped if its cross-validation error is more than one standard error
-    above the lowest.
+    Pictures are enlarged at most fourfold, but to 96 pixels at least. A size is dropped if its cross-validation error is more
+    than one standard error above the lowest.
     """
     images, labels, total = _labeled_in_folder(setting) if setting.folder else _labeled_in_set(spec, setting, workspace)
     useful = [size for size in SIZES if size <= MOST_ENLARGED * setting.image_size]
@@ -63,10 +63,10 @@ def choose_image_size(spec: RunSpec, setting: Setting, workspace: Workspace, sec
 
 
 def largest_without_loss(errors: dict[int, float], labels: int) -> int:
-    """The largest size whose error (percent) is at most one standard error of a share of `labels` above the lowest error."""
+    """The largest size whose error (percent) is at most one standard error, and at least one label, above the lowest error."""
     lowest = min(errors.values()) / 100
-    limit = 100 * (lowest + math.sqrt(lowest * (1 - lowest) / labels))
-    return max(size for size, error in errors.items() if error <= limit)
+    limit = 100 * (lowest + max(1 / labels, math.sqrt(lowest * (1 - lowest) / labels)))
+    return max(size for size, error in errors.items() if error <= limit + 1e-9)
 
 
 def _seconds(spec: RunSpec, setting: Setting, size: int, images: int) -> float:
