@@ -108,7 +108,9 @@ def to_latex(table: FilledTable) -> str:
         lines += [r"\midrule"] * row.ruled + [" & ".join(texts) + r" \\"]
     compared = any(cell.grid_cell.printed for row in table.cells for cell in row if cell)
     title = grid.title.removeprefix(f"{grid.table.number}: ")  # LaTeX numbers its tables itself
-    caption = latex_text(f"{title[:1].upper()}{title[1:]}." + " In parentheses: the paper's values." * compared)
+    unused = any(table.never_used(row) for row in range(len(table.cells)))
+    marks = " In parentheses: the paper's values." * compared + " ‡: no pseudo-label was ever used." * unused
+    caption = latex_text(f"{title[:1].upper()}{title[1:]}.{marks}")
     lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{grid.table.name}}}", r"\end{table}"]
     lines += [f"% {note}" for note in _notes(table)]
     lines += [f"% missing: {command}" for _, command in _commands(_footnotes(table))]
