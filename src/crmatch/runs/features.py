@@ -124,10 +124,10 @@ class FeatureStore:
 
 def remove_unused(folder: Path, in_use: Sequence[FeatureStore], most: int = MOST_BYTES) -> None:
     """Remove the features that were not used for the longest time, until at most `most` bytes are left."""
-    stores = [path for path in folder.iterdir() if path.is_dir() and path not in [store.folder for store in in_use]]
-    total = sum(store.bytes for store in in_use)
-    for path in sorted(stores, key=lambda path: path.stat().st_mtime, reverse=True):
-        with contextlib.suppress(FileNotFoundError):  # another process has just removed it, or renamed a file in it
+    with contextlib.suppress(FileNotFoundError):  # another process changes the folder; the next run removes what is left
+        stores = [path for path in folder.iterdir() if path.is_dir() and path not in [store.folder for store in in_use]]
+        total = sum(store.bytes for store in in_use)
+        for path in sorted(stores, key=lambda path: path.stat().st_mtime, reverse=True):
             size = sum(file.stat().st_size for file in path.iterdir())
             if total + size > most:
                 shutil.rmtree(path, ignore_errors=True)

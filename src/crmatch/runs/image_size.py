@@ -8,15 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crmatch.augment.batches import Normalizer
 from crmatch.data.folder.decode import PictureError, decode_picture
 from crmatch.data.folder.scan import scan_folder
 from crmatch.data.images import resize
-from crmatch.data.load import load_data
 from crmatch.data.settings import Setting
-from crmatch.data.splits import make_split
 from crmatch.networks.config import PretrainedConfig
 from crmatch.networks.pretrained.backbone import root, standardize
 from crmatch.networks.pretrained.inference import feature_function
@@ -58,12 +56,14 @@ def choose_image_size(spec: RunSpec, setting: Setting, workspace: Workspace, sec
     held_out = folds(labels, spec.seed)
     if len(fits) == 1 or not held_out:
         return SizeChoice(fits[-1], {})
-    errors = {size: _held_out_error(spec, resize(images, size), labels, held_out) for size in fits}
+    assert isinstance(spec.network, PretrainedConfig)
+    body = load_body(spec.network.backbone).module
+    errors = {size: _held_out_error(spec, body, resize(images, size), labels, held_out) for size in fits}
     return SizeChoice(largest_without_loss(errors, len(labels)), errors)
 
 
 def largest_without_loss(errors: dict[int, float], labels: int) -> int:
-    """The largest size whose error (percent) is at most one standard error, and at least one label, above the lowest error."""
+    """The largest size whose error (percent) is at most one standard error, or one label if that is more, above the lowest."""
     lowest = min(errors.values()) / 100
     limit = 100 * (lowest + max(1 / labels, math.sqrt(lowest * (1 - lowest) / labels)))
     return max(size for size, error in errors.items() if error <= limit + 1e-9)
@@ -87,9 +87,8 @@ def _labeled_in_folder(setting: Setting) -> tuple[Tensor, Tensor, int]:
 
 
 def _labeled_in_set(spec: RunSpec, setting: Setting, workspace: Workspace) -> tuple[Tensor, Tensor, int]:
-    """The same of a packed set, at its own size."""
-    data = load_data(setting.data, workspace.data_dir)
-    split = make_split(data, setting.labels_per_class, spec.split, spec.data.split_rule, spec.data.unlabeled)
+    """The same of a data set, at its own size."""
+    data, split = workspace.load(replace(spec, **{"data.image_size": setting.image_size}))
     rows = _thinned(split.labeled.tolist())
     return data.train.images[rows], data.train.labels[rows], len(data.train)
 
@@ -98,13 +97,12 @@ def _thinned(rows: list[int]) -> list[int]:
     return rows[:: -(-len(rows) // MOST_LABELS)] if rows else rows
 
 
-def _held_out_error(spec: RunSpec, images: Tensor, labels: Tensor, held_out: list[Tensor]) -> float:
+def _held_out_error(spec: RunSpec, body: nn.Module, images: Tensor, labels: Tensor, held_out: list[Tensor]) -> float:
     """Cross-validation error in percent of a logistic regression on the features of unaugmented images."""
     from sklearn.linear_model import LogisticRegression
 
-    assert isinstance(spec.network, PretrainedConfig)
     device = torch.device("cpu")
-    compute = feature_function(load_body(spec.network.backbone).module, images.shape[2], device, by_onnx=False)
+    compute = feature_function(body, images.shape[2], device, by_onnx=False)
     normalize = Normalizer(list(spec.data.mean), list(spec.data.std), torch.float32, device)
     features = torch.cat([compute(normalize(block)) for block in torch.split(images, 64)])
     x, y = standardize(features, root(features).mean(dim=0)).numpy(), labels.numpy()
