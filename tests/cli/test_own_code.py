@@ -104,6 +104,20 @@ def test_own_data_and_networks_need_their_file_named(folder, crmatch, monkeypatc
     assert crmatch("evaluate", "latest", "--code", "small.py", "--code", "shapes.py").code == 0
 
 
+def test_values_of_a_method_are_listed_and_its_usual_ones_are_tabulated_without_its_file(folder, crmatch, monkeypatch):
+    train = ["train", "digits@4", "--method", "entmin.py:EntMin", *TINY]
+    usual = [json.loads(crmatch(*train, "--split", split, "--json").out)["error"] for split in (1, 2)]
+    assert crmatch(*train, "--set", "method.entropy_weight=0.9").code == 0
+    Path("entmin.py").unlink()
+    forget(monkeypatch)
+    listed = json.loads(crmatch("runs", "--changed", "entropy_weight=0.9", "--json").out)["rows"]
+    assert len(listed) == 1
+    table = ["table", "--methods", "entmin.py:EntMin", "--settings", "digits@4", "--splits", "1-2", "--format", "json"]
+    for records_of in ([], ["--records", "runs"]):  # also if the folder of runs is read as a folder of records
+        (cell,) = json.loads(crmatch(*table, *records_of).out)["cells"]
+        assert cell["mean"] == pytest.approx(sum(usual) / 2)
+
+
 def test_a_changed_file_is_another_run(folder, crmatch):
     names = []
     for line in ("", "\n# another version\n"):
@@ -121,12 +135,15 @@ def test_a_changed_file_is_another_run(folder, crmatch):
         ("x = 1", "mine.py:X", "has no X"),
         ("import nonsense_module", "mine.py:X", "line 1"),
         ("def x(:", "mine.py:X", "line 1"),
+        ("import neighbor", "mine.py:X", "neighbor.py, line 3"),
+        ("import sys\nsys.exit()", "mine.py:X", "line 2: SystemExit"),
         (None, "nowhere.py:X", "nowhere.py"),
     ],
 )
 def test_wrong_methods_are_explained(folder, crmatch, content, reference, told):
     if content is not None:
         Path("mine.py").write_text(content)
+    Path("neighbor.py").write_text("\n\ndef x(:")
     outcome = crmatch("train", "digits@4", "--method", reference)
     assert outcome.code == 2
     assert told in outcome.err
