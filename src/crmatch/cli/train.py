@@ -7,7 +7,6 @@ crmatch evaluate runs/digits@4/crmatch/split1-seed0
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -182,7 +181,7 @@ def _choose_image_size(spec: RunSpec, workspace: Workspace, minutes: float | Non
         return spec.data.image_size
     from crmatch.runs.image_size import choose_image_size
 
-    choice = choose_image_size(spec, workspace.setting_of(spec), workspace, 54 * minutes if minutes else 180)
+    choice = choose_image_size(spec, workspace.setting_of(spec), workspace, 0.9 * 60 * minutes if minutes else 180)
     if not quiet:
         typer.echo(choice.line(), err=True)
     return choice.size
@@ -227,12 +226,12 @@ def _check_pictures(spec: RunSpec, workspace: Workspace, quiet: bool) -> None:
     from crmatch.spec.run_spec import replace
 
     setting = workspace.setting_of(spec)
+    was_given = not getattr(spec.network, "size_chosen", False)  # no advice against a size that was chosen for the user
     with Bar("pictures", quiet) as progress:
-        report = check_folder(Path(spec.data.folder), spec.data.image_size, workspace.data_dir, setting.labels_file, progress)
+        size, labels = spec.data.image_size, setting.labels_file
+        report = check_folder(Path(spec.data.folder), size, workspace.data_dir, labels, progress, advise_size=was_given)
     if quiet:
         return
-    if getattr(spec.network, "size_chosen", False):  # no advice against a size that we have chosen
-        report = dataclasses.replace(report, warnings=tuple(text for text in report.warnings if "enlarged" not in text))
     lines = report.lines()
     if spec.augmentation.mirror:
         lines.append("Training mirrors pictures; for text or left/right classes add --set augmentation.mirror=false")

@@ -83,13 +83,17 @@ def check_folder(
     data_dir: Path | None = None,
     labels_file: Path | None = None,
     progress: Progress | None = None,
+    advise_size: bool = True,
 ) -> Preflight:
-    """Scan a folder, decode its pictures and report on them; arguments as for `load_folder`."""
+    """Scan a folder, decode its pictures and report on them; arguments as for `load_folder`.
+
+    `advise_size`: whether to warn about pictures that are much smaller than `image_size`.
+    """
     index = scan_folder(folder, labels_file)
-    return preflight(index, decode_folder(index, image_size, data_dir, progress))
+    return preflight(index, decode_folder(index, image_size, data_dir, progress), advise_size)
 
 
-def preflight(index: FolderIndex, decoded: Decoded) -> Preflight:
+def preflight(index: FolderIndex, decoded: Decoded, advise_size: bool = True) -> Preflight:
     """The report on a scanned folder and its decoded pictures."""
     labels, roles = index.labels[decoded.rows], index.roles[decoded.rows]
     counts = [np.bincount(labels[roles == role], minlength=len(index.class_names)).tolist() for role in ("labeled", "test")]
@@ -109,7 +113,7 @@ def preflight(index: FolderIndex, decoded: Decoded) -> Preflight:
         duplicates=duplicates,
         copies=copies,
     )
-    return replace(report, warnings=tuple(_warnings(index, report)))
+    return replace(report, warnings=tuple(_warnings(index, report, advise_size)))
 
 
 def _treatment(shapes: Sequence[tuple[int, int]], size: int) -> str:
@@ -138,7 +142,7 @@ def _duplicates(index: FolderIndex, decoded: Decoded, roles: list[str], labels: 
     return tuple(found), copies
 
 
-def _warnings(index: FolderIndex, report: Preflight) -> list[str]:
+def _warnings(index: FolderIndex, report: Preflight, advise_size: bool) -> list[str]:
     labels = {item.name: item.labeled for item in report.classes}
     few, many = min(labels.values()), max(labels.values())
 
@@ -152,7 +156,7 @@ def _warnings(index: FolderIndex, report: Preflight) -> list[str]:
     contradictions = sum(len({*item.classes} - {""}) > 1 for item in report.duplicates)
     both = sum({"labeled", "unlabeled"} <= {*item.roles} for item in report.duplicates)
     untested = [item.name for item in report.classes if not item.test] if report.test else []
-    small = sum(count for width, height, count in report.sizes if 2 * min(width, height) < report.image_size)
+    small = advise_size and sum(count for width, height, count in report.sizes if 2 * min(width, height) < report.image_size)
     long = sum(count for width, height, count in report.sizes if max(width, height) > 2 * min(width, height))
     others = [f"{count:,} {ending or 'without extension'}" for ending, count in index.ignored.items() if ending != ".csv"]
     warnings = [
