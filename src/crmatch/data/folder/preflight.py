@@ -156,7 +156,8 @@ def _warnings(index: FolderIndex, report: Preflight, advise_size: bool) -> list[
     contradictions = sum(len({*item.classes} - {""}) > 1 for item in report.duplicates)
     both = sum({"labeled", "unlabeled"} <= {*item.roles} for item in report.duplicates)
     untested = [item.name for item in report.classes if not item.test] if report.test else []
-    small = advise_size and sum(count for width, height, count in report.sizes if 2 * min(width, height) < report.image_size)
+    tiny = [count for width, height, count in report.sizes if 2 * min(width, height) < report.image_size]
+    small = sum(tiny) if advise_size else 0
     long = sum(count for width, height, count in report.sizes if max(width, height) > 2 * min(width, height))
     others = [f"{count:,} {ending or 'without extension'}" for ending, count in index.ignored.items() if ending != ".csv"]
     warnings = [
