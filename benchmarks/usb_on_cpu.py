@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""USB's own CR-Match (semilearn 0.3.2) for benchmarks/training.py; it runs in its own venv, without crmatch.
+"""USB's own CR-Match (semilearn 0.3.2) for benchmarks/training.py and time_to_error.py, in its own venv without crmatch.
 
 Its code is used as published. Only what does not work on a machine without a GPU is replaced: torchvision's compiled
 operators, packages that are imported but not called by CR-Match, and `.cuda()`. Its loader processes (1 + 2 + 4) prepare
@@ -9,9 +9,11 @@ batches while other programs have their turn, which favors USB.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
+import json
 import logging
 import sys
 import tempfile
@@ -75,8 +77,13 @@ def import_torchvision() -> None:
     import_torchvision.operators = operators  # type: ignore[attr-defined]  # if the library were garbage-collected, its operators would go too
 
 
-def build(data: str, labeled_batch: int, workers: int) -> Any:
-    """USB's algorithm on the images of a packed file, with the settings of its CIFAR-10 configuration."""
+def build(
+    data: str, labeled_batch: int, workers: int, labeled: list[int] | None = None, steps: int = 2**20, ema: float = 0.999
+) -> Any:
+    """USB's algorithm on the images of a packed file, with the settings of its CIFAR-10 configuration.
+
+    `labeled` are the labeled images, by default the first four of each class; `steps` is the length of the schedule.
+    """
     warnings.filterwarnings("ignore")
     import_torchvision()
     sys.meta_path.insert(0, UnusedPackages())
@@ -93,7 +100,8 @@ def build(data: str, labeled_batch: int, workers: int) -> Any:
     packed = np.load(data)
     images, labels = packed["train_images"], packed["train_labels"].astype(np.int64)
     classes, side = int(labels.max()) + 1, images.shape[1]
-    labeled = np.concatenate([np.flatnonzero(labels == label)[:4] for label in range(classes)])
+    if labeled is None:
+        labeled = np.concatenate([np.flatnonzero(labels == label)[:4] for label in range(classes)]).tolist()
     to_tensor = [transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     crop = [
         transforms.Resize(side),
@@ -115,9 +123,9 @@ def build(data: str, labeled_batch: int, workers: int) -> Any:
     settings = {
         "algorithm": "crmatch", "net": "wrn_28_2", "net_from_name": False, "num_classes": classes, "dataset": "cifar10",
         "batch_size": labeled_batch, "uratio": 7, "use_cat": True, "img_size": side, "crop_ratio": 0.875,
-        "num_labels": len(labeled), "num_train_iter": 2**20, "epoch": 2**10, "num_eval_iter": 2**30, "num_log_iter": 2**30,
+        "num_labels": len(labeled), "num_train_iter": steps, "epoch": 2**10, "num_eval_iter": 2**30, "num_log_iter": 2**30,
         "num_workers": workers, "train_sampler": "RandomSampler", "optim": "SGD", "lr": 0.03, "weight_decay": 5e-4,
-        "clip_grad": 0, "amp": False, "p_cutoff": 0.95, "hard_label": True, "rot_loss_ratio": 1.0, "gpu": None,
+        "ema_m": ema, "clip_grad": 0, "amp": False, "p_cutoff": 0.95, "hard_label": True, "rot_loss_ratio": 1.0, "gpu": None,
         "distributed": False, "world_size": 1, "rank": 0, "multiprocessing_distributed": False, "seed": 0,
         "save_dir": tempfile.gettempdir(), "save_name": "usb", "overwrite": True, "resume": False, "use_pretrain": False,
         "pretrain_path": "",
@@ -143,7 +151,41 @@ def before_each_step(algorithm: Any, call: Callable[[], None]) -> None:
 
 
 class EndOfInputError(Exception):
-    """The input has ended: no more steps are requested."""
+    """No more steps are requested: the input has ended, or the time is over."""
+
+
+def curve(algorithm: Any, data: str, minutes: float, points: int) -> None:
+    """Train for so many minutes and print a line `seconds steps error` per point; evaluation is not part of the time."""
+    import time
+
+    packed = np.load(data)
+    pixels = torch.from_numpy(packed["test_images"]).permute(0, 3, 1, 2).contiguous() / 255
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    images, labels = (pixels - mean) / deviation, torch.from_numpy(packed["test_labels"].astype(np.int64))
+    seconds, steps, reported = 0.0, -1, 0
+    started = time.perf_counter()
+
+    def watch() -> None:
+        nonlocal seconds, steps, reported, started
+        now = time.perf_counter()
+        seconds, started, steps = seconds + now - started, now, steps + 1
+        if seconds < (reported + 1) / points * 60 * minutes:
+            return
+        reported += 1
+        algorithm.ema.apply_shadow()
+        algorithm.model.eval()
+        with torch.no_grad():
+            guesses = [algorithm.model(block)["logits"].argmax(1) for block in images.split(250)]
+        algorithm.ema.restore()
+        algorithm.model.train()
+        print(seconds, steps, 100 * (torch.cat(guesses) != labels).float().mean().item(), flush=True)
+        if reported == points:
+            raise EndOfInputError
+        started = time.perf_counter()
+
+    before_each_step(algorithm, watch)
+    with contextlib.suppress(EndOfInputError):
+        algorithm.train()
 
 
 def serve(algorithm: Any) -> None:
@@ -160,10 +202,8 @@ def serve(algorithm: Any) -> None:
         started = time.perf_counter()
 
     before_each_step(algorithm, next_line)
-    try:
+    with contextlib.suppress(EndOfInputError):
         algorithm.train()
-    except EndOfInputError:
-        return
 
 
 def losses(algorithm: Any, given: str, out: str) -> None:
@@ -190,15 +230,24 @@ def losses(algorithm: Any, given: str, out: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=("serve", "losses"))
+    parser.add_argument("job", choices=("serve", "losses", "curve"))
     parser.add_argument("--data", required=True, help="packed images (.npz)")
     parser.add_argument("--labeled-batch", type=int, default=64, help="labeled images per step")
     parser.add_argument("--given", help="safetensors file with weights and inputs")
     parser.add_argument("--out", help="file for the losses and gradients")
+    parser.add_argument("--labeled", help="JSON list of the labeled images")
+    parser.add_argument("--steps", type=int, default=2**20, help="length of the schedule")
+    parser.add_argument("--ema", type=float, default=0.999)
+    parser.add_argument("--minutes", type=float, default=8.0, help="time of a curve")
+    parser.add_argument("--points", type=int, default=10, help="evaluations of a curve")
     options = parser.parse_args()
-    algorithm = build(options.data, options.labeled_batch, workers=1 if options.job == "serve" else 0)
+    labeled = json.loads(options.labeled) if options.labeled else None
+    workers = 0 if options.job == "losses" else 1
+    algorithm = build(options.data, options.labeled_batch, workers, labeled, options.steps, options.ema)
     if options.job == "serve":
         serve(algorithm)
+    elif options.job == "curve":
+        curve(algorithm, options.data, options.minutes, options.points)
     else:
         losses(algorithm, options.given, options.out)
 

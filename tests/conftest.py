@@ -132,8 +132,8 @@ def stripes(tmp_path: Path) -> Path:
     return folder
 
 
-TINY = {
-    "network.filters": 4,
+TINY: dict[str, Any] = {
+    "network": {"kind": "wide_resnet", "filters": 4, "repeat": 1, "norm_momentum": 0.1},
     "plan.steps": 20,
     "plan.labeled_batch_size": 6,
     "plan.unlabeled_batch_size": 12,
@@ -163,7 +163,9 @@ def tiny_spec(data_dir: Path, method: str = "crmatch", setting: str = "stripes@2
     from crmatch.spec.run_spec import replace
 
     extra = {"crmatch": {"method.rotation_images": 4}, "plcb": {"method.warmup_epochs": 1}}.get(method, {})
-    return replace(recipe(parse_setting(setting, data_dir), method, "quick"), **{**TINY, **extra, **changes})
+    spec = recipe(parse_setting(setting, data_dir), method, "quick")
+    network = {**TINY["network"], "normalize_features": spec.network.normalize_features}
+    return replace(spec, **{**TINY, "network": network, **extra, **changes})
 
 
 def training_of(spec: Any, data_dir: Path, **machine: Any) -> Any:

@@ -188,7 +188,7 @@ def test_the_unlabeled_terms_divide_by_the_whole_batch_whatever_the_mask(count):
         ("usb", {"rotation_weight": 0}, 64 + 448 + 448),
         ("paper", {"unlabeled_weight": 0}, 64 + 448 + 3 * 448),
         ("usb", {"unlabeled_weight": 0}, 64 + 4 * 64),
-        ("quick", {}, 16 + 112 + 112 + 3 * 16),
+        ("quick", {}, 16 + 32 + 32 + 3 * 8),
     ],
 )
 def test_the_joint_pass_has_the_number_of_images_of_the_paper_and_of_the_cost_estimate(name, changes, images):

@@ -178,8 +178,8 @@ def test_the_small_network_stands_beside_the_large_ones() -> None:
     assert [spec.method.name for spec in grid.specs[:3]] == ["crmatch", "crmatch", "fixmatch"]
     assert printed(grid) == [[46.05], [39.45], [48.85]]
     scaled = grid_of("small-network", setting="digits@4")
-    assert changes(scaled) == [[{"network.filters": 4}], [{}], [{}]]
-    with pytest.raises(RequestError, match=r"needs a Wide ResNet; mini_imagenet@40 has resnet18"):
+    assert changes(scaled) == [[{"network.filters": 8}], [{}], [{}]]
+    with pytest.raises(RequestError, match=r"needs a network with network.filters; mini_imagenet@40 has resnet18"):
         grid_of("small-network", setting="mini_imagenet@40")
 
 
@@ -197,7 +197,7 @@ def test_every_table_scales_down_to_digits_and_says_so(name: str) -> None:
     grid = grid_of(name, setting="digits@4", steps=50, splits=(1, 2, 3))
     assert all(part in grid.title for part in ("digits@4", "recipe quick", "50 steps", "splits 1-3 (n = 3)"))
     assert {spec.setting for spec in grid.specs} == {"digits@4"}
-    assert {spec.network.model_dump().get("filters") for spec in grid.specs} <= {16, 4}
+    assert {spec.network.model_dump().get("filters") for spec in grid.specs} <= {32, 8}
     assert [spec.split for spec in grid.specs] == sorted(spec.split for spec in grid.specs)
     settings = {column.setting for column in find_table(name).columns}
     assert len(grid.columns) == (1 if len(settings) > 1 else len(find_table(name).columns))

@@ -40,7 +40,8 @@ def test_the_teacher_is_in_eval_mode_and_the_student_in_train_mode(stripes: Path
 
 
 def test_the_learning_rate_of_each_step_is_the_schedules(stripes: Path) -> None:
-    training = training_of(tiny_spec(stripes), stripes)
+    schedule = [{"shape": "cosine", "arc": 7 / 16}]
+    training = training_of(tiny_spec(stripes, **{"plan.schedule": schedule}), stripes)
     for step in range(3):
         training.take_step()
         expected = 0.03 * math.cos(7 * math.pi * step / (16 * 20))

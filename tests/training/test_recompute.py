@@ -19,7 +19,8 @@ from crmatch.training.runtime import choose_runtime
 NETWORKS = {
     "wide": {},
     "wide, one block": {"network.repeat": 1},
-    "wide, usb": {"network.block": "usb", "network.repeat": 3},
+    "wide, usb": {"network": {"kind": "wide_resnet", "block": "usb", "repeat": 3, "filters": 4}},
+    "fast": {"network": {"kind": "fast", "filters": 4}},
     "resnet18": {"network": {"kind": "resnet18"}},
     "resnet18, dropout": {"network": {"kind": "resnet18", "dropout": 0.3, "weight_norm": True}},
 }
@@ -37,7 +38,7 @@ def same(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_two_steps_are_equal_to_the_bit(stripes: Path, network: str) -> None:
-    spec = tiny_spec(stripes, **NETWORKS[network] | ({"network.filters": 4} if network.startswith("wide") else {}))
+    spec = tiny_spec(stripes, **NETWORKS[network])
     expected, actual = (after(2, training_of(spec, stripes, recompute=recompute)) for recompute in (False, True))
     tracked = {int(value) for name, value in actual.items() if name.startswith("network/") and "tracked" in name}
     assert tracked == ({2, 0} if network == "wide, usb" else {2})  # USB's blocks have norms that they do not use

@@ -79,7 +79,7 @@ class CRMatch(FixMatch):
         if recipe == "usb":  # microsoft/Semi-supervised-learning has a separate loader of 64 images to rotate
             return spec_keys("method", rotation_source="extra", rotation_images=64)
         if recipe == "quick":
-            return spec_keys("method", rotation_images=16)
+            return spec_keys("method", rotation_images=8)
         # `paper` and `original`: section 3.3 and the appendix of the paper; the other methods follow FixMatch's protocol
         return {
             "plan.steps": setting.defaults.crmatch_epochs * EPOCH_STEPS,

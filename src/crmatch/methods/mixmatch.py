@@ -43,13 +43,13 @@ class MixMatch(Method):
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """`paper`: google-research/fixmatch; `original`: google-research/mixmatch."""
         if recipe == "usb":
-            return base.EQUAL_BATCHES | spec_keys("method", ramp_steps=2**20 * 2 // 5, share_per="batch")
+            return base.equal_batches(recipe) | spec_keys("method", ramp_steps=2**20 * 2 // 5, share_per="batch")
         if recipe != "original":
-            return base.EQUAL_BATCHES
+            return base.equal_batches(recipe)
         alpha = 0.25 if setting.data == "svhn_extra" else 0.75
         weight = ORIGINAL_WEIGHTS.get(setting.stem or "", 75)
         method = spec_keys("method", mixup_alpha=alpha, consistency_weight=weight, mixed_pass="interleaved")
-        return base.EQUAL_BATCHES | base.original_optimizer(0.04 if setting.stem == "cifar100" else 0.02) | method
+        return base.equal_batches(recipe) | base.original_optimizer(0.04 if setting.stem == "cifar100" else 0.02) | method
 
     @property
     def views(self) -> tuple[View, ...]:

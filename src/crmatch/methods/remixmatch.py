@@ -66,7 +66,7 @@ class ReMixMatch(Method):
         """google-research/remixmatch: CTAugment without CutOut; views and weights by data set and number of labels."""
         if recipe == "usb":
             usb = spec_keys("method", share_per="batch", alignment="average", labeled_augmentation="weak")
-            return base.EQUAL_BATCHES | usb | spec_keys("method", strong_views=2)
+            return base.equal_batches(recipe) | usb | spec_keys("method", strong_views=2)
         keys = spec_keys("augmentation", policy="ctaugment", cutout=False)
         if setting.stem == "stl10":
             keys |= spec_keys("method", strong_views=4, weak_augmentation="none")
@@ -77,13 +77,12 @@ class ReMixMatch(Method):
         if recipe == "quick":
             # At most two strong views (USB's number): with eight, a step is four times as long as a step of CR-Match.
             # The memory of alignment is shortened like that of the EMA of the weights, 1 / (1 - decay) steps instead of 1,000.
-            decay = setting.defaults.quick_ema_decay
-            batches = round(128 / 1000 / (1 - decay))
+            batches = round(128 / 1000 / (1 - base.QUICK_EMA_DECAY))
             views = min(2, keys.get("method.strong_views", 2))
-            quick = spec_keys("method", strong_views=views, memory_batches=batches, average_decay=decay)
-            return keys | base.EQUAL_BATCHES | quick
+            quick = spec_keys("method", strong_views=views, memory_batches=batches, average_decay=base.QUICK_EMA_DECAY)
+            return keys | base.equal_batches(recipe) | quick
         original = base.original_optimizer() | spec_keys("method", mixed_pass="interleaved")
-        return keys | base.EQUAL_BATCHES | (original if recipe == "original" else {})
+        return keys | base.equal_batches(recipe) | (original if recipe == "original" else {})
 
     @property
     def weights(self) -> dict[str, float]:

@@ -8,7 +8,17 @@ from pydantic import Field
 
 from crmatch.augment.views import Batch, View
 from crmatch.data.settings import Setting
-from crmatch.methods.base import EQUAL_BATCHES, LABELED, WEAK, LossTerms, Method, Models, PseudoLabels, Step, original_optimizer
+from crmatch.methods.base import (
+    LABELED,
+    WEAK,
+    LossTerms,
+    Method,
+    Models,
+    PseudoLabels,
+    Step,
+    equal_batches,
+    original_optimizer,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +50,7 @@ class VAT(Method):
     @classmethod
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """google-research/fixmatch trains VAT with Adam."""
-        return EQUAL_BATCHES | (original_optimizer() if recipe in ("paper", "original") else {})
+        return equal_batches(recipe) | (original_optimizer() if recipe in ("paper", "original") else {})
 
     @property
     def views(self) -> tuple[View, ...]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from crmatch.errors import RequestError
 from crmatch.networks.config import AnyNetwork, OwnNetworkConfig, PretrainedConfig
+from crmatch.networks.fast import FastNet
 from crmatch.networks.network import Network, NetworkShape, split_outputs
 from crmatch.networks.pretrained.backbone import PretrainedBackbone
 from crmatch.networks.resnet import NormedLinear, ResNet18, set_gains
@@ -99,6 +100,7 @@ def _own(config: OwnNetworkConfig, channels: int, image_size: int, architecture:
 _BACKBONES: dict[str, Callable[[Any, int, int, Mapping[str, Any] | None], nn.Module]] = {
     "wide_resnet": lambda config, channels, image_size, architecture: WideResNet(config, channels),
     "resnet18": lambda config, channels, image_size, architecture: ResNet18(config, channels),
+    "fast": lambda config, channels, image_size, architecture: FastNet(config, channels),
     "pretrained": _pretrained,
     "own": _own,
 }

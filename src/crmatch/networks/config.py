@@ -48,6 +48,17 @@ class ResNet18Config(StrictModel):
     """Dropout between the two convolutions of each block (PLCB: 0.1)."""
 
 
+class FastNetConfig(StrictModel):
+    """A shallow, wide network for minutes of training on a CPU: three blocks with f, 4 f and 4 f channels, f = `filters`."""
+
+    kind: Literal["fast"] = "fast"
+    filters: int = Field(32, ge=1, le=4096)
+    norm_momentum: float = Field(0.1, gt=0, le=1)
+    norm_epsilon: float = Field(1e-5, gt=0)
+    normalize_features: bool = False
+    """L2-normalize the pooled features before the classifier (deep label propagation)."""
+
+
 class PretrainedConfig(StrictModel):
     """A pretrained backbone, by its name in `networks/pretrained/catalog.py`."""
 
@@ -79,18 +90,20 @@ class OwnNetworkConfig(StrictModel):
     normalize_features: bool = False
 
 
-AnyNetwork = WideResNetConfig | ResNet18Config | PretrainedConfig | OwnNetworkConfig
+AnyNetwork = WideResNetConfig | ResNet18Config | FastNetConfig | PretrainedConfig | OwnNetworkConfig
 NetworkConfig = Annotated[AnyNetwork, Field(discriminator="kind")]
-NETWORKS: dict[str, WideResNetConfig | ResNet18Config] = {
+NamedNetwork = WideResNetConfig | ResNet18Config | FastNetConfig
+NETWORKS: dict[str, NamedNetwork] = {
     "wrn-28-2": WideResNetConfig(filters=32),
     "wrn-28-8": WideResNetConfig(filters=135),
     "wrn-28-8-128": WideResNetConfig(filters=128),
     "wrn-37-2": WideResNetConfig(filters=32, scales=4),
     "resnet-18": ResNet18Config(),
+    "fast": FastNetConfig(),
 }
 
 
-def find_network(name: str) -> WideResNetConfig | ResNet18Config | OwnNetworkConfig:
+def find_network(name: str) -> NamedNetwork | OwnNetworkConfig:
     """The network `name`, or the one that the function `path/mine.py:function` makes."""
     if is_reference(name):
         return OwnNetworkConfig(code=code_in_file(name))

@@ -12,7 +12,7 @@ from crmatch.data.settings import Setting
 from crmatch.errors import RequestError, unknown_name_error
 from crmatch.methods import build_method, method_class, title_of
 from crmatch.methods.base import StoredMethod
-from crmatch.networks.config import WideResNetConfig
+from crmatch.networks.config import FastNetConfig, WideResNetConfig
 from crmatch.own_code import is_reference, short_name
 from crmatch.paper.tables import BENCH, PAPER_TABLES, SMALL, Column, PaperTable, Printed, Row
 from crmatch.runs.workspace import Workspace
@@ -219,8 +219,8 @@ def _spec(row: Row, column: Column, setting: Setting, overrides: Overrides, spli
 
 
 def _small_network(spec: RunSpec) -> dict[str, Any]:
-    if not isinstance(spec.network, WideResNetConfig):
-        found = f"small-network needs a Wide ResNet; {spec.setting} has {spec.network.kind}"
+    if not isinstance(spec.network, WideResNetConfig | FastNetConfig):
+        found = f"small-network needs a network with network.filters; {spec.setting} has {spec.network.kind}"
         raise RequestError(f"{found}.\nUse another --setting.")
     filters = spec.network.filters
     return SMALL if filters > 4 * SMALL["network.filters"] else {"network.filters": max(1, filters // 4)}

@@ -22,6 +22,7 @@ from crmatch.errors import RequestError
 from crmatch.networks.config import (
     SLICE_BYTES,
     AnyNetwork,
+    FastNetConfig,
     OwnNetworkConfig,
     PretrainedConfig,
     ResNet18Config,
@@ -142,6 +143,8 @@ def network_layers(network: AnyNetwork, channels: int, side: int) -> list[Layer]
         return []
     if isinstance(network, PretrainedConfig):
         return _efficientnet_layers(network.backbone, side) if network.backbone in EFFICIENTNET_LITE else []
+    if isinstance(network, FastNetConfig):
+        return _fast_layers(network, channels, side)
     if isinstance(network, ResNet18Config):
         kernel, width_before, side = 7, 64, math.ceil(side / 2)
         stages = [(64, 2, 2), (128, 2, 2), (256, 2, 2), (512, 2, 2)]  # stride 2 of the first stage: the max-pooling
@@ -156,6 +159,16 @@ def network_layers(network: AnyNetwork, channels: int, side: int) -> list[Layer]
             layers += [Layer(9 * width_before * width, side**2, width), Layer(9 * width * width, side**2, width)]
             layers += [Layer(width_before * width, side**2, width)] if width_before != width else []  # the shortcut
             width_before = width
+    return layers
+
+
+def _fast_layers(network: FastNetConfig, channels: int, side: int) -> list[Layer]:
+    before, side = 8 * channels, side - 1
+    layers = [Layer(4 * channels * before, side**2, before)]
+    for width in (network.filters, 4 * network.filters, 4 * network.filters):
+        layers.append(Layer(9 * before * width, side**2, width))
+        before, side = width, max(1, side // 2)
+        layers.append(Layer(9 * width * width, side**2, width))
     return layers
 
 

@@ -30,6 +30,9 @@ from crmatch.training.health import CollapseWatch
 from crmatch.training.loop import LogLine, Observers, Training
 from crmatch.training.runtime import Runtime
 
+PREPARING_IMAGES = 2000
+"""At most so many training images, without labels, are given to a backbone with a method `prepare` before the first step."""
+
 
 class Progress(Protocol):
     """Follows a run while it trains."""
@@ -103,6 +106,8 @@ class Experiment:
         network = build_network(spec.network, **shape, unlabeled=unlabeled, heads=spec.method.heads, seed=spec.seed)
         if self._initial is not None:
             network.load_state_dict(self._initial, strict=False)  # heads that only training has keep their own weights
+        elif prepare := getattr(network.backbone, "prepare", None):
+            prepare(self.normalizer(train_set.images[:: -(-len(train_set) // PREPARING_IMAGES)]).cpu())
         epoch, first = spec.plan.steps_per_epoch(unlabeled), self._first_stage.steps
         batches, total = self._batches(), self._total_steps
         return Training(spec.method, network, batches, spec.plan, total, epoch, self.runtime, spec.seed, first)

@@ -180,7 +180,7 @@ def _explain(error: ValidationError) -> str:
     """Two lines: which key, what was found, what would work; further problems are counted."""
     first, *others = error.errors()
     # pydantic names the member of the union of networks in the path.
-    kinds = ("wide_resnet", "resnet18", "pretrained", "own")
+    kinds = ("wide_resnet", "resnet18", "fast", "pretrained", "own")
     where = ".".join(str(part) for part in first["loc"] if part not in kinds) or "the spec"
     found = first["input"]
     shown = f", found {found!r}" if not isinstance(found, Mapping | BaseModel) else ""

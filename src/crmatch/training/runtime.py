@@ -174,6 +174,7 @@ def describe_machine(runtime: Runtime) -> dict[str, Any]:
         "device": str(runtime.device),
         "processor": platform.machine(),
         "threads": torch.get_num_threads(),
+        "spin_count": os.environ.get("GOMP_SPINCOUNT"),  # after so many turns a waiting thread sleeps; see __main__.py
         "processes": runtime.processes.count,
         "compiled": runtime.compile,
         "versions": {
