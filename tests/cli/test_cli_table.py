@@ -25,7 +25,7 @@ from crmatch.training.execution import Execution
 
 
 def tiny(name: str, data_dir: Path, out: Path, steps: int = 6) -> list[object]:
-    keys = {key: value for key, value in TINY.items() if key != "plan.steps"}
+    keys = {key: value for key, value in TINY.items() if key not in ("plan.steps", "network")} | {"network.filters": 4}
     places = ["--data-dir", data_dir, "--out", out]
     return ["table", name, "--setting", "stripes@2", "--steps", steps, *places, *options(keys | {"method.rotation_images": 4})]
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from conftest import TINY, Outcome
+from conftest import TINY_OPTIONS, Outcome
 from crmatch.cli.trackers import TrackedProgress, scalars
 from crmatch.errors import DataError, StoppedError
 from crmatch.runs.directory import RunDirectory
@@ -82,8 +82,7 @@ def expected(run: Path) -> dict[str, dict[int, float]]:
 
 
 def train(crmatch: Command, stripes: Path, out: Path, *options: str) -> Outcome:
-    words = [f"--set={key}={value}" for key, value in {**TINY, "method.rotation_images": 4}.items()]
-    return crmatch("train", "stripes@2", "--data-dir", stripes, "--out", out, *words, "--json", *options)
+    return crmatch("train", "stripes@2", "--data-dir", stripes, "--out", out, *TINY_OPTIONS, "--json", *options)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:(google|wandb|mlflow).*")

@@ -12,7 +12,7 @@ from conftest import QUICK
 from crmatch.estimator.classifier import EXPECTED_FAILED_CHECKS, CRMatchClassifier
 
 TINY = {
-    "network.filters": 8, "network.scales": 1, "network.norm_momentum": 0.3, "method.threshold": 0.99, "precision": "fp64",
+    "network.filters": 4, "network.norm_momentum": 0.3, "method.threshold": 0.99, "precision": "fp64",
     "plan.labeled_batch_size": 64, "plan.unlabeled_batch_size": 16, "plan.learning_rate": 0.3, "plan.ema_decay": 0.8,
     "plan.evaluate_every": 30, "plan.log_every": 30, "plan.checkpoint_every": 30,
 }  # fmt: skip

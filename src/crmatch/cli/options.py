@@ -107,7 +107,9 @@ def read_changes(config: Path | None, assignments: list[str] | None, options: di
             raise RequestError(f"--config {config} cannot be read: {reason}.\nIt must hold one JSON object.") from error
         if not isinstance(values, dict):
             raise RequestError(f"--config {config} holds a {type(values).__name__}.\nIt must hold one JSON object.")
-        changes |= dict(flatten(values))
+        # Networks of different kinds have different keys, so a network with its kind replaces that of the recipe as a whole.
+        whole = {"network": values.pop("network")} if "kind" in (values.get("network") or ()) else {}
+        changes |= dict(flatten(values)) | whole
     changes |= {key: value for key, value in options.items() if value is not None}
     return changes | parse_assignments(assignments or [])
 
