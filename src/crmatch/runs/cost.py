@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 IGNORE = "CRMATCH_IGNORE_MEMORY"  # environment variable; 1 trains although the estimate exceeds the free memory
 STEM_CHANNELS = 16
 # (multiply-adds, seconds) per image with two threads of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`.
-MEASURED = ((3.05e6, 0.088 / 288), (11.1e6, 0.190 / 288), (214e6, 39 / 2304))
+MEASURED = ((5.59e6, 0.028 / 104), (17.3e6, 0.067 / 104), (214e6, 39 / 2304))
 MEASURED_THREADS = 2
 # Seconds per multiply-add of a forward pass by onnxruntime: 90,000 views of cifar10_small at 96 pixels took 120 s.
 FEATURE_SECONDS = 1.9e-11
