@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 COMMAND_PANELS = {
-    "Train": ("train", "evaluate", "table"),
+    "Train": ("train", "evaluate", "table", "claims"),
     "Use a model": ("predict", "export", "review", "suggest"),
     "Look at results": ("runs", "report", "probe", "distances", "figure"),
     "Data and settings": ("data", "show"),
