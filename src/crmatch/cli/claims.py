@@ -88,22 +88,17 @@ def claims(
 
 
 def _show(plan: Plan, find: Find, save: Path, folder: Path) -> None:
-    """Write the page and print its verdicts, each with the difference that is least in favor of the claim."""
+    """Write the page and print its verdicts."""
     from crmatch.cli.display import print_table
-    from crmatch.paper.verdicts import evaluate_claims, numbers
+    from crmatch.paper.verdicts import COLUMNS, evaluate_claims, rows_of
     from crmatch.report.claims_page import write_claims
 
     results = evaluate_claims(plan, find)
     if not results.sources:
         raise DataError(f"there are no finished runs for these claims in {folder}.\nLeave out --records to train them.")
     picture = write_claims([results], save, shlex.join(["crmatch", *sys.argv[1:]]))
-    rows = []
-    for one in results.tested:
-        if estimates := [finding.estimate for finding in one.findings if finding.estimate.n]:
-            difference, interval, _, n = numbers(min(estimates, key=lambda estimate: estimate.mean))
-            verdict = one.text.replace("*", "")
-            rows.append({"claim": one.claim.text, "difference": difference, "95 % t": interval, "n": n, "verdict": verdict})
-    print_table(rows)
+    shown = [dict(zip(COLUMNS, row, strict=True)) for row in rows_of(results)]
+    print_table([{key: row[key].replace("*", "") for key in COLUMNS if key != "95 % bootstrap"} for row in shown])
     typer.echo(f"{results.title}: {results.summary}\nSaved in {save} and {picture}")
 
 

@@ -18,8 +18,8 @@ from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec
 
-OTHER_LABELS = ", other labels"
-"""Ends the name of a configuration that is trained with another number of labels."""
+FEWER_LABELS = ", fewer labels"
+"""Ends the name of a configuration that is trained with fewer labels: 4 per class instead of more, or 1 instead of 4."""
 ROBUST = 2.33
 """Percentage points between the highest and the lowest error of the paper's table of loss weights, which it calls robust."""
 
@@ -43,7 +43,7 @@ class Comparison(NamedTuple):
     @property
     def configurations(self) -> list[str]:
         """Names of the configurations that must be trained."""
-        return [name + end for end in ("", OTHER_LABELS)[: 1 + self.gains] for name in (self.lower, self.higher)]
+        return [name + end for end in ("", FEWER_LABELS)[: 1 + self.gains] for name in (self.lower, self.higher)]
 
 
 class Claim(NamedTuple):
@@ -220,11 +220,6 @@ class Plan(NamedTuple):
         row = [row.labels[0] for row in self.grid.rows].index(configuration)
         return next(cell.specs for cell in self.grid.cells[row] if cell)
 
-    @property
-    def fewer_labels(self) -> str:
-        """Ends the names of the configurations that have fewer labels."""
-        return OTHER_LABELS if other_labels(self.setting) < self.setting.labels_per_class else ""
-
     def analyses(self) -> list[tuple[RunSpec, str]]:
         """Runs that must be analyzed by `crmatch probe` or `crmatch distances`."""
         needed: dict[tuple[RunSpec, str], None] = {}
@@ -233,11 +228,6 @@ class Plan(NamedTuple):
                 if (analysis := measure.partition(".")[0]) in ("probe", "distances"):
                     needed |= dict.fromkeys((spec, analysis) for spec in self.specs(name))
         return list(needed)
-
-
-def other_labels(setting: Setting) -> int:
-    """Labels per class of the runs that are compared with those of `setting`: the paper has 4 and 25."""
-    return 4 if setting.labels_per_class > 4 else 25
 
 
 def make_plan(topics: Sequence[str], setting: str, overrides: Overrides, workspace: Workspace) -> Plan:
@@ -251,9 +241,9 @@ def make_plan(topics: Sequence[str], setting: str, overrides: Overrides, workspa
     fixed_size = not hasattr(recipe(asked, "crmatch", overrides.recipe).network, "filters")
     no_small = [claim for claim in claims if fixed_size and any(_row_of(name).small for name in claim.configurations)]
     claims = [claim for claim in claims if claim not in no_small]
-    names = [setting, f"{setting.rpartition('@')[0]}@{other_labels(asked)}"]
+    names = [setting, f"{setting.rpartition('@')[0]}@{4 if asked.labels_per_class > 4 else 1}"]
     rows = tuple(
-        _row_of(name)._replace(labels=(name,), printed="|-" if name.endswith(OTHER_LABELS) else "-|")
+        _row_of(name)._replace(labels=(name,), printed="|-" if name.endswith(FEWER_LABELS) else "-|")
         for name in training_order(claims)
     )
     columns = tuple(Column(short_name(name), name) for name in names)
@@ -276,4 +266,4 @@ def training_order(claims: Sequence[Claim]) -> list[str]:
 
 
 def _row_of(configuration: str) -> Row:
-    return CONFIGURATIONS[configuration.removesuffix(OTHER_LABELS)]
+    return CONFIGURATIONS[configuration.removesuffix(FEWER_LABELS)]

@@ -22,13 +22,6 @@ SAME = 1e-9
 Verdict = Literal["holds", "does not hold", "undecided", "not tested"]
 
 
-class Interval(NamedTuple):
-    """From `low` to `high`."""
-
-    low: float
-    high: float
-
-
 class Estimate(NamedTuple):
     """Mean and standard deviation of n paired differences; two 95 % intervals of the mean, and the p-value of the t-test.
 
@@ -38,18 +31,18 @@ class Estimate(NamedTuple):
     mean: float
     std: float
     n: int
-    t: Interval | None = None
-    bootstrap: Interval | None = None
+    t: tuple[float, float] | None = None
+    bootstrap: tuple[float, float] | None = None
     p: float | None = None
 
     @property
     def verdict(self) -> Verdict:
         """Whether the true difference is above zero: decided only if both intervals exclude zero."""
-        if not self.t or not self.bootstrap:
+        if self.t is None or self.bootstrap is None:
             return "undecided" if self.n else "not tested"
-        if min(self.t.low, self.bootstrap.low) > 0:
+        if min(*self.t, *self.bootstrap) > 0:
             return "holds"
-        return "does not hold" if max(self.t.high, self.bootstrap.high) < 0 else "undecided"
+        return "does not hold" if max(*self.t, *self.bootstrap) < 0 else "undecided"
 
     @property
     def splits_needed(self) -> int | None:
@@ -76,7 +69,7 @@ def estimate(differences: Sequence[float]) -> Estimate:
     reach = float(student.ppf(1 - LEVEL / 2, n - 1)) * error
     low, high = np.quantile(_resampling(n) @ values, [LEVEL / 2, 1 - LEVEL / 2])
     p = 2 * float(student.sf(abs(mean) / error, n - 1))
-    return Estimate(mean, std, n, Interval(mean - reach, mean + reach), Interval(float(low), float(high)), p)
+    return Estimate(mean, std, n, (mean - reach, mean + reach), (float(low), float(high)), p)
 
 
 def combine(estimates: Sequence[Estimate]) -> tuple[Verdict, float | None]:

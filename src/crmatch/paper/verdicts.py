@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from crmatch.analysis.curves import class_spread
-from crmatch.paper.claims import NOT_TESTED, OTHER_LABELS, TOPICS, Claim, Comparison, Plan
+from crmatch.paper.claims import FEWER_LABELS, NOT_TESTED, TOPICS, Claim, Comparison, Plan
 from crmatch.paper.formats import fold_splits
-from crmatch.paper.intervals import Estimate, Interval, Verdict, combine, estimate, holm
+from crmatch.paper.intervals import Estimate, Verdict, combine, estimate, holm
 from crmatch.paper.results import Find, Run, check_data, numerics_note, read_analysis, rounded
 
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not tested")
+COLUMNS = ("claim", "as claimed", "difference", "95 % t", "95 % bootstrap", "n", "verdict")
 HOW_TO_READ = """\
 - "A < B" claims that A has the lower error, or another measure if one is named. The difference is B minus A: positive if the
   claim is right. "A < B + 2.33" allows A to be 2.33 higher. Cosines are in hundredths, all others in percentage points.
@@ -43,7 +44,9 @@ class Finding(NamedTuple):
         one, (measure, other) = self.comparison, (measure.partition(".")[2] for measure in self.comparison.measures)
         if measure != other:
             return f"{one.lower}: {measure} < {other}"
-        what = f"{measure.replace('_', ' ')}: " if measure else "gain: " if one.gains else ""
+        if one.gains:
+            return f"{one.higher} − {one.lower}: more labels < fewer labels"
+        what = f"{measure.replace('_', ' ')}: " if measure else ""
         return f"{what}{one.lower} < {one.higher}" + (f" + {one.margin:g}" if one.margin else "")
 
 
@@ -98,11 +101,11 @@ def evaluate_claims(plan: Plan, find: Find) -> Results:
         return [None if a is None or b is None else b - a + one.margin for a, b in zip(lower, higher, strict=True)]
 
     def compare(one: Comparison) -> Finding:
-        gains = differences(one, plan.fewer_labels if one.gains else "")
+        found = differences(one, "")
         if one.gains:
-            more = differences(one, "" if plan.fewer_labels else OTHER_LABELS)
-            gains = [None if a is None or b is None else a - b for a, b in zip(gains, more, strict=True)]
-        return Finding(one, estimate([gain for gain in gains if gain is not None]))
+            fewer = differences(one, FEWER_LABELS)
+            found = [None if a is None or b is None else a - b for a, b in zip(fewer, found, strict=True)]
+        return Finding(one, estimate([difference for difference in found if difference is not None]))
 
     findings = [tuple(map(compare, claim.comparisons)) for claim in plan.claims]
     verdicts = [combine([finding.estimate for finding in of]) for of in findings]
@@ -155,34 +158,29 @@ def to_page(results: Sequence[Results], picture: str, command: str) -> str:
         lines += ["", *_section(one)]
     lines += ["", "## Not tested", ""]
     lines += [f"- {place}: {text}; {reason}." for place, text, reason in NOT_TESTED]
-    lines += [
-        f"- {claim.place}, {one.plan.setting.name}: {claim.text}; {why}."
-        for one in results
-        for claim, why in one.plan.impossible
-    ]
+    for one in results:
+        lines += [f"- {claim.place}, {one.plan.setting.name}: {claim.text}; {why}." for claim, why in one.plan.impossible]
     return "\n".join(lines) + "\n"
 
 
 def _section(results: Results) -> list[str]:
     lines = [f"## {results.plan.setting.name}", "", f"{results.title}. {' '.join(results.notes)}".rstrip(), ""]
-    tested = [one for one in results.tested if one.verdict != "not tested"]
-    if not tested:
-        return [*lines, "There are no runs yet."]
-    lines += ["| claim | as claimed | difference | 95 % t | 95 % bootstrap | n | verdict |", "|---|---|---|---|---|---|---|"]
-    for one in tested:
-        several = len(one.findings) > 1
-        lines += [f"| {one.claim.text} | | | | | | {one.text} |"] * several
-        for finding in one.findings:
-            cells = ["" if several else one.claim.text, finding.label, *numbers(finding.estimate)]
-            lines.append(f"| {' | '.join(cells)} | {decided(finding.estimate) if several else one.text} |")
+    lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+    lines += [f"| {' | '.join(row)} |" for row in rows_of(results)]
     lines += ["", "<details><summary>Runs</summary>", "", *(f"- `{source}`" for source in fold_splits(results.sources))]
     return [*lines, "", "</details>"]
 
 
-def numbers(one: Estimate) -> list[str]:
-    """Difference, both intervals and n as text."""
-    mean = _signed(one.mean) if one.n else "–"
-    return [mean, *(_interval(interval) for interval in (one.t, one.bootstrap)), str(one.n)]
+def rows_of(results: Results) -> Iterator[tuple[str, ...]]:
+    """A row for each difference; a claim with several has its own row above them. Claims without runs are left out."""
+    for one in results.tested:
+        several = len(one.findings) > 1
+        if several and one.verdict != "not tested":
+            yield (one.claim.text, "", "", "", "", "", one.text)
+        for finding in one.findings if one.verdict != "not tested" else ():
+            difference, n = finding.estimate, finding.estimate.n
+            numbers = [_signed(difference.mean) if n else "–", _interval(difference.t), _interval(difference.bootstrap), str(n)]
+            yield ("" if several else one.claim.text, finding.label, *numbers, decided(difference) if several else one.text)
 
 
 def decided(one: Estimate) -> str:
@@ -198,5 +196,5 @@ def _signed(value: float) -> str:
     return ("+" if value >= 0 else "−") + rounded(abs(value))
 
 
-def _interval(interval: Interval | None) -> str:
-    return "–" if interval is None else f"{_signed(interval.low)} to {_signed(interval.high)}"
+def _interval(interval: tuple[float, float] | None) -> str:
+    return "–" if interval is None else " to ".join(map(_signed, interval))

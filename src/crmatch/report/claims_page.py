@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import crmatch
 from crmatch.atomic_files import write_file
-from crmatch.paper.verdicts import HOW_TO_READ, Results, decided, numbers, to_page
+from crmatch.paper.verdicts import COLUMNS, HOW_TO_READ, Results, rows_of, to_page
 from crmatch.report.figures import draw_forest
 
 
@@ -28,8 +28,8 @@ def write_claims(results: Sequence[Results], out: Path, command: str) -> Path:
         results=results,
         picture=f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}",
         notes=[" ".join(note.split()) for note in HOW_TO_READ.removeprefix("- ").split("\n- ")],
-        numbers=numbers,
-        decided=decided,
+        columns=COLUMNS,
+        rows_of=rows_of,
         command=command,
         version=crmatch.__version__,
     )
