@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def claims(
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC...]", help="Only claims of these topics; a wrong one lists them all.")
+        list[str] | None, typer.Argument(metavar="TOPIC", help="Only claims of these topics; a wrong one lists them all.")
     ] = None,
     setting: Annotated[str, typer.Option("--setting", help="DATASET@LABELS_PER_CLASS on which to test.")] = "digits@4",
     splits: Annotated[str, typer.Option("--splits", help="1-5, 2 or 1,3.")] = "1-5",

@@ -188,7 +188,7 @@ def decided(one: Estimate) -> str:
     if one.verdict != "undecided":
         return one.verdict
     if one.t is None:
-        return "undecided (one split)" if one.n == 1 else "undecided (all splits are equal)"
+        return "undecided (one split)" if one.n == 1 else "undecided (equal differences)"
     return f"undecided ({one.splits_needed or 'more than 1,000'} splits)"
 
 
