@@ -27,7 +27,7 @@ demo-photos: .venv/installed-dev-onnx-pretrained
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# Rewrite the tables in docs/ from the committed records, without training.
+# Rewrite the tables and the page about claims in docs/ from the committed records, without training.
 results: $(INSTALLED)
 	$(BIN)/python benchmarks/accuracy.py digits small --from-records
 	$(BIN)/python benchmarks/results.py

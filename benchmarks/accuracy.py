@@ -19,8 +19,7 @@ import statistics
 from pathlib import Path
 
 from crmatch.data.settings import Setting, parse_setting
-from crmatch.methods import METHODS, Preset
-from crmatch.paper.grid import parse_splits
+from crmatch.paper.grid import parse_splits, variant
 from crmatch.runs.directory import run_directory
 from crmatch.runs.record import RunRecord
 from crmatch.spec.recipes import recipe
@@ -94,15 +93,8 @@ def record_path(record: RunRecord, method: str) -> Path:
 
 def spec_of(setting: Setting, method: str) -> RunSpec:
     """The quick spec of a method, e.g. `fixmatch`; with a policy, `fixmatch+ctaugment`; with a preset, `crmatch+flexmatch`."""
-    name, _, change = method.partition("+")
-    spec = recipe(setting, name, "quick")
-    if change in ("randaugment", "ctaugment"):
-        return replace(spec, **{"augmentation.policy": change})
-    if not change:
-        return spec
-    preset = METHODS[change]
-    assert isinstance(preset, Preset), f"{change} is not a preset"
-    return replace(spec, **{f"method.{key}": value for key, value in preset.changes.items()})
+    name, changes, _ = variant(method)
+    return replace(recipe(setting, name, "quick"), **changes)
 
 
 def train(plan: Plan, out: Path, data_dir: Path | None) -> None:

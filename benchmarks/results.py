@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Rewrite the tables in docs/ from the committed records, without training.
+"""Rewrite the tables in docs/ and the page about the paper's claims from the committed records, without training.
 
-    python benchmarks/results.py                  # every table between markers in docs/**/*.md
-    python benchmarks/results.py --collect runs   # first copy the records of these tables from finished runs
+    python benchmarks/results.py                  # every table between markers in docs/**/*.md, and docs/results/claims.md
+    python benchmarks/results.py --collect runs   # first copy the records of these tables and claims from finished runs
 
 A table stands between two lines, the first of which says how it is made. The text around the tables is not changed:
 
@@ -19,6 +19,8 @@ import argparse
 import re
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,9 +30,12 @@ import numpy as np
 from crmatch.atomic_files import read_json, write_json
 from crmatch.data.packed import packed_path, write_packed
 from crmatch.errors import RequestError
+from crmatch.paper.claims import make_plan
 from crmatch.paper.formats import to_markdown
-from crmatch.paper.grid import Grid, Overrides, find_table, make_grid, parse_splits
+from crmatch.paper.grid import Grid, Overrides, find_table, make_grid, own_table, parse_splits
 from crmatch.paper.results import analysis_file, fill, records_in, runs_in
+from crmatch.paper.verdicts import Results, evaluate_claims, to_page
+from crmatch.report.figures import draw_forest
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import parse_assignments
 
@@ -38,28 +43,41 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDS = DOCS / "results" / "records"
 BLOCK = re.compile(r"(<!-- crmatch table (?P<arguments>[^>]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
-STORED = {"svhn_small": (32, 32, 3)}
+STORED = {"svhn_small": (32, 32, 3), "cifar10_small": (32, 32, 3)}
 """(height, width, channels) of packed sets that are not part of the project."""
+CLAIMS = {"svhn_small@25": (1, 2, 3, 4, 5), "cifar10_small@25": (1, 2, 3), "digits@4": (1, 2, 3, 4, 5)}
+"""Setting -> splits of the page about the paper's claims."""
+HEADLINES = ("main", "ablation", "direction", "pairs", "head", "threshold")
+"""Topics of the claims in the README's picture."""
+
+
+@contextmanager
+def workspace_for(settings: Iterable[str]) -> Iterator[Workspace]:
+    """A workspace that knows the shapes of stored sets, or else the user's own data directory."""
+    names = {setting.partition("@")[0] for setting in settings} & STORED.keys()
+    with TemporaryDirectory() as directory:
+        for name in names:
+            write_packed(packed_path(name, Path(directory)), {"train_images": np.zeros((1, *STORED[name]), np.uint8)})
+        yield Workspace.at(data_dir=Path(directory) if names else None)
 
 
 def grid_of(arguments: str) -> Grid:
     """The grid of the arguments in a marker: those of `crmatch table` that define the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("name")
-    for option in ("--setting", "--recipe", "--splits"):
+    parser.add_argument("name", nargs="?")
+    for option in ("--methods", "--settings", "--setting", "--recipe", "--splits"):
         parser.add_argument(option)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--claims", action="store_true")
+    parser.add_argument("--unprinted", action="store_true")
     given = parser.parse_args(shlex.split(arguments))
     changes: dict[str, Any] = parse_assignments(given.set)
     splits = parse_splits(given.splits) if given.splits else None
-    scale = Overrides(given.setting, given.recipe, given.steps, splits, changes, given.claims)
-    name = (given.setting or "").partition("@")[0]
-    with TemporaryDirectory() as directory:
-        if name in STORED:
-            write_packed(packed_path(name, Path(directory)), {"train_images": np.zeros((1, *STORED[name]), np.uint8)})
-        return make_grid(find_table(given.name), scale, Workspace.at(data_dir=Path(directory) if name in STORED else None))
+    scale = Overrides(given.setting, given.recipe, given.steps, splits, changes, given.unprinted)
+    settings = (given.settings or given.setting or "").split(",")
+    table = own_table(given.methods.split(","), settings) if given.methods else find_table(given.name)
+    with workspace_for(settings) as workspace:
+        return make_grid(table, scale, workspace)
 
 
 def collect(grid: Grid, out: Path) -> int:
@@ -98,12 +116,33 @@ def rebuilt(page: Path, out: Path | None) -> str:
     return BLOCK.sub(table, page.read_text(encoding="utf-8"))
 
 
+def claims(out: Path | None) -> list[Results]:
+    """The claims about every setting that has records."""
+    found = []
+    with workspace_for(CLAIMS) as workspace:
+        for setting, splits in CLAIMS.items():
+            plan = make_plan([], setting, Overrides(recipe="quick", splits=splits), workspace)
+            if out is not None:
+                print(f"claims about {setting}: {collect(plan.grid, out)} new files", file=sys.stderr)
+            found.append(evaluate_claims(plan, records_in(RECORDS)))
+    return [one for one in found if one.sources]
+
+
+def claims_page(results: list[Results]) -> str:
+    """The text of the page about the paper's claims."""
+    return to_page(results, "claims.png", "make results").replace(f"{DOCS.parent}/", "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--collect", type=Path, metavar="RUNS", help="first copy missing records from the finished runs in this directory"
     )
     options = parser.parse_args()
+    if found := claims(options.collect):
+        (DOCS / "results" / "claims.md").write_text(claims_page(found), encoding="utf-8")
+        draw_forest(found, DOCS / "results" / "claims.png")
+        draw_forest(found[:1], DOCS / "results" / "claims-main.png", HEADLINES)
     for page in sorted(DOCS.rglob("*.md")):
         text = rebuilt(page, options.collect)
         if text != page.read_text(encoding="utf-8"):

@@ -31,6 +31,7 @@ LIGHT = (
     "crmatch.networks.config", "crmatch.training.plan", "crmatch.augment.variants", "crmatch.data.settings",
     "crmatch.data.packed", "crmatch.data.official.fetch", "crmatch.data.folder.preflight", "crmatch.runs.record",
     "crmatch.runs.directory", "crmatch.runs.cost", "crmatch.paper.formats", "crmatch.engines.ray", "crmatch.engines.progress",
+    "crmatch.paper.verdicts",
     "crmatch.analysis.curves", "crmatch.report.charts", "crmatch.runs.finished", "crmatch.own_code",
 )  # fmt: skip
 """Modules that must not import torch: the ones behind help, specs, tables and dry runs."""

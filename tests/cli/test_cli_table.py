@@ -36,7 +36,7 @@ def records_of(out: Path) -> dict[Path, int]:
 
 @pytest.mark.process
 def test_a_dry_run_needs_neither_torch_nor_data(tmp_path: Path) -> None:
-    words = ["crmatch", "table", "ablation", "--claims", "--dry-run", "--engine", "ray"]
+    words = ["crmatch", "table", "ablation", "--unprinted", "--dry-run", "--engine", "ray"]
     code = f"import sys; sys.argv = {words}\nfrom crmatch.cli.app import main\n"
     code += "try: main()\nexcept SystemExit as stop: assert not stop.code\nassert not {'torch', 'ray'} & set(sys.modules)"
     environment = {**os.environ, "CRMATCH_DATA": str(tmp_path / "nothing")}
@@ -135,7 +135,7 @@ def test_a_diverged_run_is_shown_and_the_others_go_on(
         return real(spec, workspace, Execution(), **options)
 
     monkeypatch.setattr(module, "run", run)
-    arguments = [*tiny("ablation", stripes, tmp_path / "runs", steps=2), "--claims", "--format", "markdown"]
+    arguments = [*tiny("ablation", stripes, tmp_path / "runs", steps=2), "--unprinted", "--format", "markdown"]
     outcome = crmatch(*arguments, "--compile", "--device", "cpu")
     assert outcome.code == 0
     assert executions == {Execution("cpu", compile=True)}

@@ -43,6 +43,26 @@ def test_every_format_shows_all_cells(out, crmatch):
     Path(out / "table.tex").write_text(latex, encoding="utf-8")
 
 
+def test_a_plus_sign_names_a_policy_or_the_confidence_rule_of_another_method(crmatch):
+    table = [
+        "table",
+        "--methods",
+        "fixmatch+ctaugment,crmatch+softmatch",
+        "--settings",
+        "digits@4",
+        "--dry-run",
+        "--format",
+        "json",
+    ]
+    commands = [run["command"] for run in json.loads(crmatch(*table).out)["missing"]]
+    assert commands == [
+        "crmatch train digits@4 --method fixmatch --set augmentation.policy=ctaugment",
+        "crmatch train digits@4 --set method.alignment=uniform --set method.mask=soft",
+    ]
+    wrong = crmatch("table", "--methods", "fixmatch+cta", "--settings", "digits@4")
+    assert (wrong.code, wrong.err.splitlines()[0]) == (2, "crmatch: unknown policy or rule 'cta'.")
+
+
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="LaTeX is not installed")
 def test_latex_compiles(out):

@@ -183,12 +183,12 @@ def test_the_small_network_stands_beside_the_large_ones() -> None:
         grid_of("small-network", setting="mini_imagenet@40")
 
 
-def test_rows_of_the_sources_are_added_by_claims() -> None:
+def test_rows_of_the_sources_are_added_by_unprinted() -> None:
     rows = [(row.labels, row.values[0]) for row in grid_of("weights", unprinted_rows=True).rows[4:]]
     assert [(labels, value.mean) for labels, value in rows if value] == [
         (("5", "1"), 56.91), (("10", "1"), 60.15), (("1", "10"), 44.71), (("0.5", "1"), 46.73), (("1", "0.5"), 46.68),
     ]  # fmt: skip
-    with pytest.raises(RequestError, match=r"--claims adds nothing to pairs\.\nTables with such rows: ablation, weights"):
+    with pytest.raises(RequestError, match=r"--unprinted adds nothing to pairs\.\nTables with such rows: ablation, weights"):
         grid_of("pairs", unprinted_rows=True)
 
 

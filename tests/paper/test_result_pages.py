@@ -30,6 +30,14 @@ def test_a_page_is_what_its_records_make(accuracy: ModuleType, name: str) -> Non
     assert (ROOT / "docs" / "results" / f"{name}.md").read_text() == accuracy.page(name), "run make results"
 
 
+def test_the_page_about_claims_is_what_its_records_make() -> None:
+    results = benchmark("results")
+    found = results.claims(None)
+    page = ROOT / "docs" / "results" / "claims.md"
+    assert page.read_text() == results.claims_page(found), "run make results"
+    assert all(page.with_name(name).is_file() for name in ("claims.png", "claims-main.png"))
+
+
 def test_every_table_between_markers_is_what_its_records_make(capsys: pytest.CaptureFixture[str]) -> None:
     results = benchmark("results")
     pages = [page for page in (ROOT / "docs").rglob("*.md") if results.BLOCK.search(page.read_text())]

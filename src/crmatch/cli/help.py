@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 COMMAND_PANELS = {
-    "Train": ("train", "evaluate", "table"),
+    "Train": ("train", "evaluate", "table", "claims"),
     "Use a model": ("predict", "export", "review", "suggest"),
     "Look at results": ("runs", "report", "probe", "distances", "figure"),
     "Data and settings": ("data", "show"),
@@ -41,6 +41,11 @@ EXAMPLES = {
         "crmatch table ablation --setting digits@4 --splits 1-3",
         "crmatch table main-cifar --dry-run   # what it would train and cost",
         "crmatch table ablation --setting digits@4 --format latex --save a.tex",
+    ),
+    "claims": (
+        "crmatch claims main ablation --setting digits@4 --splits 1-3",
+        "crmatch claims --setting cifar10@4 --recipe quick --dry-run",
+        "crmatch claims --records runs        # a page from what is finished",
     ),
 }
 """Command -> three examples that fit into 80 columns."""

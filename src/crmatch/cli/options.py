@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -91,6 +91,19 @@ CompileOption = Annotated[
 RecomputeOption = Annotated[
     bool, typer.Option("--recompute", help="Recompute activations in the backward pass: less memory, a third slower.")
 ]
+EngineOption = Annotated[Literal["local", "ray"], typer.Option("--engine", help="Train on this machine, or on a Ray cluster.")]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, max=256, help="Runs at once (default: 1; with Ray as many as the cluster has room for)."),
+]
+RayAddressOption = Annotated[
+    str | None, typer.Option("--ray-address", help="HOST:PORT of a Ray cluster, or auto (default: one of this machine).")
+]
+CpusPerRunOption = Annotated[
+    int | None, typer.Option("--cpus-per-run", min=1, max=1024, help="Cores of each run on a Ray cluster (default: 1).")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only list missing runs: commands and estimated cost.")]
+RecordsOption = Annotated[Path | None, typer.Option("--records", help="Use the records in this directory; train nothing.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 
 

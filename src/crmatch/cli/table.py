@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,7 +34,7 @@ def table(
         str | None, typer.Argument(metavar="NAME", help="Which of the paper's, e.g. ablation; a wrong name lists them all.")
     ] = None,
     methods: Annotated[
-        str | None, typer.Option("--methods", help="A table of your own: its rows, e.g. fixmatch,crmatch,mine.py:X.")
+        str | None, typer.Option("--methods", help="A table of your own: its rows, e.g. fixmatch,fixmatch+ctaugment,mine.py:X.")
     ] = None,
     settings: Annotated[
         str | None, typer.Option("--settings", help="A table of your own: its columns, e.g. svhn_small@25,digits@4.")
@@ -48,23 +49,16 @@ def table(
     device: options.DeviceOption = "auto",
     compile: options.CompileOption = False,
     recompute: options.RecomputeOption = False,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option("--engine", help="Train on this machine, or on a Ray cluster.")
-    ] = "local",
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", min=1, max=256, help="Runs at once (default: 1; with Ray as many as the cluster has room for)."),
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option("--ray-address", help="HOST:PORT of a Ray cluster, or auto (default: one of this machine).")
-    ] = None,
-    cpus_per_run: Annotated[
-        int | None, typer.Option("--cpus-per-run", min=1, max=1024, help="Cores of each run on a Ray cluster (default: 1).")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list missing runs: commands and estimated cost.")] = False,
+    engine: options.EngineOption = "local",
+    jobs: options.JobsOption = None,
+    ray_address: options.RayAddressOption = None,
+    cpus_per_run: options.CpusPerRunOption = None,
+    dry_run: options.DryRunOption = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Set this table's runs aside and train all of them again.")] = False,
-    claims: Annotated[bool, typer.Option("--claims", help="Add rows for claims that the paper prints no rows for.")] = False,
-    records: Annotated[Path | None, typer.Option("--records", help="Use the records in this directory; train nothing.")] = None,
+    unprinted: Annotated[
+        bool, typer.Option("--unprinted", help="Add rows that the paper does not print, for its text and from its sources.")
+    ] = False,
+    records: options.RecordsOption = None,
     format_: Annotated[Format, typer.Option("--format", help="terminal, markdown, latex, csv or json.")] = "terminal",
     save: Annotated[Path | None, typer.Option("--save", help="Write the table to this file instead of showing it.")] = None,
 ) -> None:
@@ -74,20 +68,18 @@ def table(
     from crmatch.runs.workspace import Workspace
     from crmatch.training.execution import Execution
 
-    if bool(methods) != bool(settings) or bool(name) == bool(methods) or (methods and (setting or claims)):
+    if bool(methods) != bool(settings) or bool(name) == bool(methods) or (methods and (setting or unprinted)):
         asked = "give the NAME of a table of the paper, or --methods and --settings for a table of your own"
         raise RequestError(f"{asked}.\nFor example: crmatch table --methods fixmatch,crmatch --settings digits@4")
     if records and (dry_run or fresh):
         raise RequestError("--records trains nothing, so --dry-run and --fresh mean nothing with it.\nLeave one of them out.")
     if save and format_ == "terminal":
         raise RequestError(f"--save {save} needs a format for files.\nAdd --format markdown, latex, csv or json.")
-    if engine != "ray" and (ray_address or cpus_per_run):
-        given = "--ray-address" if ray_address else "--cpus-per-run"
-        raise RequestError(f"{given} is for Ray clusters.\nAdd --engine ray, or leave it out.")
+    check_ray_options(engine, ray_address, cpus_per_run)
     workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
     chosen = [*workspace.options(), *execution.options()]
     changes = options.read_changes(None, set_, {})
-    overrides = Overrides(setting, recipe, steps, parse_splits(splits) if splits else None, changes, claims)
+    overrides = Overrides(setting, recipe, steps, parse_splits(splits) if splits else None, changes, unprinted)
     own = own_table(methods.split(","), settings.split(",")) if methods and settings else None
     found = functools.cache(lambda: recorded_runs(records) if records else finished_runs(workspace))
     grid = make_grid(own or find_table(name or ""), overrides, workspace, found)
@@ -96,30 +88,46 @@ def table(
     missing = [spec for spec in trainable if fresh or find(spec) is None]
     problems: dict[RunSpec, str] = {}
     if dry_run:
-        _list_missing(grid, missing, chosen, execution, format_)
+        list_missing(grid, missing, chosen, execution, as_json=format_ == "json")
         return
     if missing:
-        trainer = _engine(engine, workspace, execution, jobs, ray_address, cpus_per_run or 1)
+        trainer = make_engine(engine, workspace, execution, jobs, ray_address, cpus_per_run)
         for spec in missing if fresh else []:
             workspace.run_directory(spec).set_aside()
-        problems = _train(grid, missing, trainer, workspace)
+        problems = train_missing(grid, missing, trainer, workspace)
     _show(fill(grid, find, options=chosen, problems=problems), format_, save)
 
 
-def _engine(name: str, workspace: Workspace, execution: Execution, jobs: int | None, address: str | None, cpus: int) -> Engine:
+def check_ray_options(engine: str, address: str | None, cpus: int | None) -> None:
+    """Raise an error if there are options for Ray without Ray."""
+    if engine != "ray" and (address or cpus):
+        given = "--ray-address" if address else "--cpus-per-run"
+        raise RequestError(f"{given} is for Ray clusters.\nAdd --engine ray, or leave it out.")
+
+
+def make_engine(
+    name: str, workspace: Workspace, execution: Execution, jobs: int | None, address: str | None, cpus: int | None
+) -> Engine:
+    """The engine that the options ask for."""
     if name == "ray":
         from crmatch.engines.ray import RayTasks, need_ray
 
         need_ray(address)  # before anything is printed or set aside
-        return RayTasks(workspace, execution, address, jobs, cpus)
+        return RayTasks(workspace, execution, address, jobs, cpus or 1)
     from crmatch.cli.display import Display
     from crmatch.engines.local import InProcess, WorkerProcesses
 
     return WorkerProcesses(workspace, execution, jobs) if jobs and jobs > 1 else InProcess(workspace, execution, Display)
 
 
-def _train(grid: Grid, missing: list[RunSpec], engine: Engine, workspace: Workspace) -> dict[RunSpec, str]:
-    """Train the missing runs; returns why some of them have no record."""
+def train_missing(
+    grid: Grid,
+    missing: Sequence[RunSpec],
+    engine: Engine,
+    workspace: Workspace,
+    finished: Callable[[RunSpec], None] = lambda spec: None,
+) -> dict[RunSpec, str]:
+    """Train the missing runs and call `finished` after each; returns why some of them have no record."""
     from crmatch.engines.local import InProcess, RunOutcome
     from crmatch.engines.progress import TableProgress
     from crmatch.runs.signals import stop_request
@@ -131,12 +139,16 @@ def _train(grid: Grid, missing: list[RunSpec], engine: Engine, workspace: Worksp
             progress.ended(run)
             if run.problem:
                 problems[run.spec] = run.problem
+            else:
+                finished(run.spec)
 
         engine.train_all(missing, ended, stop_request())
     return problems
 
 
-def _list_missing(grid: Grid, missing: list[RunSpec], options: list[str], execution: Execution, format_: Format) -> None:
+def list_missing(
+    grid: Grid, missing: Sequence[RunSpec], options: Sequence[str], execution: Execution, as_json: bool = False
+) -> None:
     """Print the command of each missing run with its estimated cost."""
     from crmatch.runs.cost import describe_cost, estimate
     from crmatch.runs.directory import train_command
@@ -145,7 +157,7 @@ def _list_missing(grid: Grid, missing: list[RunSpec], options: list[str], execut
         (train_command(spec, setting, *options), estimate(spec, setting, execution.activations))
         for spec, setting in ((spec, grid.settings[spec.setting]) for spec in missing)
     ]
-    if format_ == "json":
+    if as_json:
         rows: list[dict[str, Any]] = [{"command": command, **cost._asdict()} for command, cost in runs]
         typer.echo(json.dumps({"title": grid.title, "runs": len(grid.specs), "missing": rows}))
         return

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from crmatch.data.settings import Setting
 from crmatch.errors import RequestError, unknown_name_error
-from crmatch.methods import build_method, method_class, title_of
+from crmatch.methods import METHODS, Preset, build_method, method_class, title_of
 from crmatch.methods.base import StoredMethod
-from crmatch.networks.config import FastNetConfig, WideResNetConfig
 from crmatch.own_code import is_reference, short_name
 from crmatch.paper.tables import BENCH, PAPER_TABLES, SMALL, Column, PaperTable, Printed, Row
 from crmatch.runs.workspace import Workspace
@@ -20,6 +19,7 @@ from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec, flatten, replace
 
 MOST_SPLITS = 100
+POLICIES = {"randaugment": "RandAugment", "ctaugment": "CTAugment"}
 
 
 class Overrides(NamedTuple):
@@ -30,7 +30,7 @@ class Overrides(NamedTuple):
     steps: int | None = None
     splits: tuple[int, ...] | None = None
     changes: Mapping[str, Any] = {}  # keys changed in every run whose method has them
-    unprinted_rows: bool = False  # whether to add the rows that the paper does not print (`--claims`)
+    unprinted_rows: bool = False  # whether to add the rows that the paper does not print (`--unprinted`)
 
 
 class GridCell(NamedTuple):
@@ -93,9 +93,26 @@ def parse_splits(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(splits))
 
 
+def variant(text: str) -> tuple[str, dict[str, Any], str]:
+    """The method, the changed keys and the title of `fixmatch+ctaugment` or `crmatch+flexmatch`, or of a method by itself.
+
+    After the plus sign stands a strong augmentation policy, or a method whose confidence rule is used.
+    """
+    method, plus, name = text.partition("+")
+    if _is_gone(text) or not plus:
+        return text, {}, short_name(text) if _is_gone(text) else title_of(build_method(text))
+    rules = {rule: entry for rule, entry in METHODS.items() if isinstance(entry, Preset)}
+    title = title_of(build_method(method))
+    if name in POLICIES:
+        return method, {"augmentation.policy": name}, f"{title} ({POLICIES[name]})"
+    if name not in rules:
+        raise unknown_name_error("policy or rule", name, [*POLICIES, *rules])
+    return method, {f"method.{key}": value for key, value in rules[name].changes.items()}, f"{title} ({rules[name].title})"
+
+
 def own_table(methods: Sequence[str], settings: Sequence[str]) -> PaperTable:
-    """A table of the user's own: a row for each method and a column for each setting."""
-    labels = [short_name(method) if _is_gone(method) else title_of(build_method(method)) for method in methods]
+    """A table of the user's own: a row for each method, as `variant` reads it, and a column for each setting."""
+    rows = [variant(text) for text in methods]
     no_values = "|".join("-" for _ in settings)
     return PaperTable(
         "own",
@@ -103,7 +120,7 @@ def own_table(methods: Sequence[str], settings: Sequence[str]) -> PaperTable:
         "test error in percent",
         ("method",),
         columns=tuple(Column(short_name(setting.rstrip("/")), setting) for setting in settings),
-        rows=tuple(Row((label,), no_values, method=method) for label, method in zip(labels, methods, strict=True)),
+        rows=tuple(Row((title,), no_values, changes, method) for method, changes, title in rows),
     )
 
 
@@ -125,7 +142,7 @@ def make_grid(
     overrides, workspace = overrides or Overrides(), workspace or Workspace()
     if overrides.unprinted_rows and not table.unprinted_rows:
         having = ", ".join(name for name, other in PAPER_TABLES.items() if other.unprinted_rows)
-        raise RequestError(f"--claims adds nothing to {table.name}.\nTables with such rows: {having}")
+        raise RequestError(f"--unprinted adds nothing to {table.name}.\nTables with such rows: {having}")
     rows = table.rows + (table.unprinted_rows if overrides.unprinted_rows else ())
     _check_changes(table, rows, overrides.changes)
     columns, printed_columns, notes = _columns(table, overrides.setting, workspace)
@@ -219,10 +236,10 @@ def _spec(row: Row, column: Column, setting: Setting, overrides: Overrides, spli
 
 
 def _small_network(spec: RunSpec) -> dict[str, Any]:
-    if not isinstance(spec.network, WideResNetConfig | FastNetConfig):
+    filters = getattr(spec.network, "filters", None)
+    if filters is None:
         found = f"small-network needs a network with network.filters; {spec.setting} has {spec.network.kind}"
         raise RequestError(f"{found}.\nUse another --setting.")
-    filters = spec.network.filters
     return SMALL if filters > 4 * SMALL["network.filters"] else {"network.filters": max(1, filters // 4)}
 
 

@@ -119,6 +119,8 @@ def recorded_runs(folder: Path) -> dict[RunSpec, Run]:
 def analysis_file(source: str, analysis: str) -> Path:
     """The file with the JSON output of `crmatch probe` or `crmatch distances`: in the run's directory or beside its record."""
     path = Path(source)
+    if path.name == "record.json":
+        path = path.parent
     return path.with_suffix(f".{analysis}.json") if path.suffix == ".json" else path / f"{analysis}.json"
 
 
@@ -134,7 +136,7 @@ def fill(grid: Grid, find: Find, *, options: Sequence[str] = (), problems: Mappi
     have no record.
     """
     found = {spec: run for spec in grid.specs if (run := find(spec)) is not None}
-    _check_data(list(found.values()))
+    check_data(list(found.values()))
     rows = [[cell and _fill_cell(grid, cell, found, options, problems or {}) for cell in row] for row in grid.cells]
     return FilledTable(grid, _ranked(grid.table, rows), (*grid.notes, *_notes(grid, list(found.values()))))
 
@@ -152,7 +154,7 @@ def _fill_cell(
             raise RequestError(f"a run on {runs[0].record.spec.setting} has no test error.\nTables need a test set.")
         value = summarize(errors) if errors else None
     else:
-        results = [(run, _read_analysis(run, analysis, cell.measure)) for run in runs]
+        results = [(run, read_analysis(run, analysis, cell.measure)) for run in runs]
         missing += [analysis_command(run.source, analysis) for run, result in results if result is None]
         runs = [run for run, result in results if result is not None]
         summaries = [result for _, result in results if result is not None]
@@ -163,7 +165,7 @@ def _fill_cell(
     return TableCell(cell, value, tuple(run.source for run in runs), tuple(missing), problem, any(used) if used else None)
 
 
-def _read_analysis(run: Run, analysis: str, measure: str) -> Summary | None:
+def read_analysis(run: Run, analysis: str, measure: str) -> Summary | None:
     """One result of the file of an analysis; None if there is no such file."""
     path = analysis_file(run.source, analysis)
     if not path.exists():
@@ -208,15 +210,18 @@ def _notes(grid: Grid, runs: Sequence[Run]) -> list[str]:
     else:
         within = {"probe": "repeats", "distances": "images"}[grid.table.analysis]
         notes = [f"Mean and standard deviation (n - 1) over splits; for a single run, over its {within}."]
+    return notes + numerics_note(runs)
+
+
+def numerics_note(runs: Sequence[Run]) -> list[str]:
+    """Whether all runs have the same numerics; nothing without runs."""
     numerics = sorted({run.record.numerics for run in runs})
     if len(numerics) > 1:
-        notes.append(f"MIXED NUMERICS {', '.join(map(str, numerics))}: runs of different versions; train the older ones again.")
-    elif numerics:
-        notes.append(f"Numerics {numerics[0]}.")
-    return notes
+        return [f"MIXED NUMERICS {', '.join(map(str, numerics))}: runs of different versions; train the older ones again."]
+    return [f"Numerics {numerics[0]}."] if numerics else []
 
 
-def _check_data(runs: Sequence[Run]) -> None:
+def check_data(runs: Sequence[Run]) -> None:
     """Raise an error if runs of one setting were trained on different images."""
     seen: dict[tuple[str, int], Run] = {}
     for run in runs:

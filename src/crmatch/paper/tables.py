@@ -177,7 +177,7 @@ _TABLES = (
         ),
         notes=(
             "The row without both is CR-Match's own protocol with both weights at 0, not the FixMatch of Table 1.",
-            "Section 4.2 says that training diverges without L_PL or L_S; --claims adds these rows.",
+            "Section 4.2 says that training diverges without L_PL or L_S; --unprinted adds these rows.",
         ),
     ),
     PaperTable(
@@ -231,7 +231,7 @@ _TABLES = (
         ),
         notes=(
             "Both columns show the same printed value: the paper does not say which weight it means.",
-            "Rows added by --claims are in the paper's LaTeX sources, not on its pages.",
+            "Rows added by --unprinted are in the paper's LaTeX sources, not on its pages.",
         ),
     ),
     PaperTable(

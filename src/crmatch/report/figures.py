@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from crmatch.analysis.curves import PSEUDO_LABEL_CURVES, Points, Summary
 from crmatch.atomic_files import write_file
 from crmatch.errors import RequestError
+from crmatch.paper.verdicts import Results, claims_of
 
 if TYPE_CHECKING:
     from crmatch.analysis.embedding import Embedding
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 COLORS = ("#256abf", "#c2500d", "#1d7f5f", "#8a3fa8", "#56606d", "#b3266b", "#7a6a00", "#0d7d94")
 GRAY = "#b8bcc2"
+VERDICT_COLORS = {"holds": "#1d7f5f", "does not hold": "#c2500d", "undecided": "#8a9099"}
 CURVE_TITLES = ("Error of all pseudo-labels, %", "Error of contributing images, %", "Share of contributing images, %")
 TOY_TITLES: dict[Mode, str] = {
     "none": "no feature distance",
@@ -106,6 +108,48 @@ def draw_teaser(toys: Mapping[Mode, Toy], errors: Mapping[Mode, Summary], out: P
     handles = [Line2D([], [], marker=marker, linestyle="", color=COLORS[4], label=name) for name, marker in shapes.items()]
     handles.append(Line2D([], [], color="black", label="decision boundary"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    _save(figure, out)
+
+
+def draw_forest(results: Sequence[Results], out: Path, topics: Sequence[str] = ()) -> None:
+    """Every difference with its t interval: a line per claim, stacked if it has several, and a panel per setting.
+
+    Claims of other topics and claims without runs are left out.
+    """
+    shown = [
+        {one.claim: measured for one in of.tested if (measured := [f.estimate for f in one.findings if f.estimate.n])}
+        for of in results
+    ]
+    claims = [claim for claim in claims_of(results) if any(claim in estimates for estimates in shown)]
+    claims = [claim for claim in claims if not topics or claim.topic in topics]
+    heights = [max(2, *(len(estimates.get(claim, ())) for estimates in shown)) for claim in claims]
+    tops = [-sum(heights[:place]) for place in range(len(claims))]
+    figure = Figure(figsize=(4.6 + 2.6 * len(results), 1 + 0.1 * sum(heights)), layout="constrained")
+    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    for panel, of, estimates in zip(panels, results, shown, strict=True):
+        for claim, top, height in zip(claims, tops, heights, strict=True):
+            for place, one in enumerate(stack := estimates.get(claim, [])):
+                y, color = top - (place + 0.5) * height / len(stack), VERDICT_COLORS[one.verdict]
+                panel.plot(one.t or (one.mean, one.mean), [y, y], color=color, linewidth=1.3, solid_capstyle="butt")
+                panel.plot(one.mean, y, "o", markersize=3.2, color=color, markerfacecolor=color if one.t else "white")
+            panel.axhline(top, color="#e4e4e0", linewidth=0.6)
+        panel.axvline(0, color="black", linewidth=0.8)
+        panel.set_xscale("symlog", linthresh=1)
+        panel.set_xticks([-30, -5, -1, 0, 1, 5, 30], labels=["−30", "−5", "−1", "0", "1", "5", "30"])
+        panel.minorticks_off()
+        panel.tick_params(labelsize=8, length=2)
+        panel.tick_params(axis="y", length=0)
+        counts = sorted({one.n for stack in estimates.values() for one in stack})
+        panel.set_title(f"{of.plan.setting.name}, n = {' to '.join(map(str, counts[:: max(len(counts) - 1, 1)]))}", fontsize=9)
+        panel.spines[["top", "right", "left"]].set_visible(False)
+    middles = [top - height / 2 for top, height in zip(tops, heights, strict=True)]
+    panels[0].set_yticks(middles, labels=[claim.text for claim in claims], fontsize=8)
+    panels[0].set_ylim(-sum(heights), 0)
+    handles = [Line2D([], [], marker="o", color=color, markersize=4, label=name) for name, color in VERDICT_COLORS.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=8, frameon=False)
+    figure.supxlabel(
+        "difference in percentage points (cosines: hundredths) with 95 % t interval; above 0 as claimed", fontsize=8
+    )
     _save(figure, out)
 
 
