@@ -29,7 +29,6 @@ docs: $(INSTALLED)
 
 # Rewrite the tables and the page about claims in docs/ from the committed records, without training.
 results: $(INSTALLED)
-	$(BIN)/python benchmarks/accuracy.py digits small --from-records
 	$(BIN)/python benchmarks/results.py
 
 # All tests that start no other process. Tests that try thousands of cases try fewer of them here.
