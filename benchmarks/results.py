@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from crmatch.atomic_files import read_json, write_json
+from crmatch.atomic_files import read_json, write_file, write_json
 from crmatch.data.packed import packed_path, write_packed
 from crmatch.errors import RequestError
 from crmatch.paper.claims import make_plan
@@ -117,7 +117,7 @@ def rebuilt(page: Path, out: Path | None) -> str:
 
 
 def claims(out: Path | None) -> list[Results]:
-    """The claims about every setting that has records."""
+    """The claims about every setting."""
     found = []
     with workspace_for(CLAIMS) as workspace:
         for setting, splits in CLAIMS.items():
@@ -125,7 +125,7 @@ def claims(out: Path | None) -> list[Results]:
             if out is not None:
                 print(f"claims about {setting}: {collect(plan.grid, out)} new files", file=sys.stderr)
             found.append(evaluate_claims(plan, records_in(RECORDS)))
-    return [one for one in found if one.sources]
+    return found
 
 
 def claims_page(results: list[Results]) -> str:
@@ -139,10 +139,13 @@ def main() -> None:
         "--collect", type=Path, metavar="RUNS", help="first copy missing records from the finished runs in this directory"
     )
     options = parser.parse_args()
-    if found := claims(options.collect):
-        (DOCS / "results" / "claims.md").write_text(claims_page(found), encoding="utf-8")
-        draw_forest(found, DOCS / "results" / "claims.png")
-        draw_forest(found[:1], DOCS / "results" / "claims-main.png", HEADLINES)
+    results, found = DOCS / "results", claims(options.collect)
+    write_file(results / "claims.md", claims_page(found).encode())
+    for name, topics in (("claims.png", ()), ("claims-main.png", HEADLINES)):
+        if tested := [one for one in found if one.sources]:
+            draw_forest(tested[: 1 if topics else None], results / name, topics)
+        else:
+            (results / name).unlink(missing_ok=True)
     for page in sorted(DOCS.rglob("*.md")):
         text = rebuilt(page, options.collect)
         if text != page.read_text(encoding="utf-8"):

@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import TEMPLATE
 from rich.console import Console
 
-from crmatch.atomic_files import read_json, write_json
+from crmatch.atomic_files import write_json
 from crmatch.data.settings import parse_setting
 from crmatch.errors import DataError, RequestError
 from crmatch.paper.formats import FORMATS, fold_splits, latex_text, to_csv, to_json, to_latex, to_markdown, to_terminal
 from crmatch.paper.grid import Grid, Overrides, find_table, make_grid
 from crmatch.paper.results import FilledTable, Run, analysis_file, fill, records_in, rounded
-from crmatch.runs.record import Errors, RunRecord, parse_record
+from crmatch.runs.record import Errors, RunRecord
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec, replace
-
-COMMITTED = Path(__file__).resolve().parents[2] / "docs/results/records/digits@4/crmatch-quick-split1-seed0.json"
-TEMPLATE = parse_record(read_json(COMMITTED), COMMITTED)
 
 
 def record(spec: RunSpec, error: float, **changes: Any) -> RunRecord:

@@ -143,7 +143,8 @@ def to_page(results: Sequence[Results], picture: str, command: str) -> str:
     settings = [one.plan.setting.name for one in results]
     lines = ["# The paper's claims, tested", "", f"Made from records alone by `{command}`.", ""]
     lines += [*(f"- {one.title}: {one.summary}." for one in results), ""]
-    lines += [f"![Differences with their 95 % intervals]({picture})", "", "## How to read it", "", HOW_TO_READ]
+    lines += [f"![Differences with their 95 % intervals]({picture})", ""] * any(one.sources for one in results)
+    lines += ["## How to read it", "", HOW_TO_READ]
     lines += [
         "## All claims",
         "",
@@ -165,6 +166,8 @@ def to_page(results: Sequence[Results], picture: str, command: str) -> str:
 
 def _section(results: Results) -> list[str]:
     lines = [f"## {results.plan.setting.name}", "", f"{results.title}. {' '.join(results.notes)}".rstrip(), ""]
+    if not results.sources:
+        return [*lines, "There are no runs yet."]
     lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     lines += [f"| {' | '.join(row)} |" for row in rows_of(results)]
     lines += ["", "<details><summary>Runs</summary>", "", *(f"- `{source}`" for source in fold_splits(results.sources))]
