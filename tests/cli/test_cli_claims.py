@@ -84,10 +84,17 @@ def test_runs_are_trained_and_analyzed_once_and_the_page_comes_from_records_alon
 @pytest.mark.process
 def test_a_killed_command_continues_where_it_stopped(stripes: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs"
-    command = [sys.executable, "-m", "crmatch", *map(str, tiny(stripes, out, "ablation", splits="1", steps=30))]
+    command = [sys.executable, "-m", "crmatch", *map(str, tiny(stripes, out, "ablation", splits="1", steps=60))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
-    while not (written(out) and len(written(out, "checkpoint")) > len(written(out))) and process.poll() is None:
+
+    def unfinished() -> list[Path]:
+        """Runs with a checkpoint and without a record."""
+        runs = {path.parents[1] for path in out.rglob("checkpoint/step-*.safetensors")}
+        return [run for run in runs if not (run / "record.json").exists()]
+
+    while not (written(out) and unfinished()):
+        assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
