@@ -175,7 +175,7 @@ def curve(algorithm: Any, data: str, minutes: float, points: int) -> None:
         algorithm.ema.apply_shadow()
         algorithm.model.eval()
         with torch.no_grad():
-            guesses = [algorithm.model(block)["logits"].argmax(1) for block in images.split(250)]
+            guesses = [algorithm.model(block)["logits"].argmax(1) for block in torch.split(images, 250)]
         algorithm.ema.restore()
         algorithm.model.train()
         print(seconds, steps, 100 * (torch.cat(guesses) != labels).float().mean().item(), flush=True)
