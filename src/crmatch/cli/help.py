@@ -13,7 +13,7 @@ COMMAND_PANELS = {
     "Data and settings": ("data", "show"),
 }
 OPTION_PANELS = {
-    "Data": ("setting", "splits", "split", "labels", "image_size", "data_dir", "records", "code"),
+    "Data": ("setting", "splits", "split", "labels", "from_", "image_size", "data_dir", "records", "code"),
     "Training": ("method", "recipe", "backbone", "network", "minutes", "steps", "policy", "seed", "baseline", "set_", "config"),
     "Speed": ("device", "precision", "compile", "recompute", "engine", "jobs", "ray_address", "cpus_per_run"),
     "Output": ("out", "name", "tracker", "tensorboard", "format_", "save", "json_"),

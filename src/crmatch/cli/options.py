@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from crmatch.spec.run_spec import RunSpec
 
 
-def _one_run(path: Path) -> Path:
+def _one_run(path: Path | None) -> Path | None:
     from crmatch.runs.finished import find_run
 
-    return find_run(path)
+    return path and find_run(path)
 
 
 def _name_files(files: list[Path] | None) -> list[Path] | None:
@@ -34,6 +34,12 @@ RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN", callback=_one_run, help="Directory of a finished run, or above it if it is the only one; or latest."
+    ),
+]
+FromOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", metavar="RUN", callback=_one_run, help="Train as RUN was trained, with the labels there are now, and compare."
     ),
 ]
 CodeOption = Annotated[

@@ -56,6 +56,7 @@ def variant_parts(spec: RunSpec, setting: Setting) -> list[str]:
     parts = _named_parts(spec, setting)
     parts += [f"network={_file_name(short_name(spec.network.code))}"] if isinstance(spec.network, OwnNetworkConfig) else []
     parts += [f"code={digest}" for digest in dict.fromkeys(map(code_checksum, codes))]
+    parts += [f"from={code_checksum(spec.start_from)}"] if spec.start_from else []
     for key, value in changed_keys(spec, setting).items():
         leaf = key.rpartition(".")[2]
         number = int(value) if isinstance(value, float) and value.is_integer() else value
@@ -107,28 +108,47 @@ def _folder_hash(spec: RunSpec) -> str:
 
 def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     """Every key, in order, whose value is not that of the spec's recipe."""
-    base = recipe(setting, kind_of(spec.method), spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
-    if isinstance(spec.network, OwnNetworkConfig):
-        base = base.model_copy(update={"network": OwnNetworkConfig(code=spec.network.code)})
-    named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum"]
+    named = ["split", "seed"]
     if spec.plan.minutes is not None:  # what follows from them
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]
     if getattr(spec.network, "size_chosen", False):
         named += ["data.image_size", "network.size_chosen"]
-    changed = {key: value for key, (value, _) in differences(spec, base).items() if key not in named}
+    changed = {key: value for key, value in _unlike_recipe(spec, setting).items() if key not in named}
     if isinstance(spec.method, StoredMethod):  # its defaults are not known, so all of its values are shown
         changed |= {f"method.{key}": value for key, value in (spec.method.model_extra or {}).items()}
     return dict(sorted(changed.items()))
 
 
+def keys_to_keep(spec: RunSpec, setting: Setting) -> dict[str, Any]:
+    """Every key that the next round takes from `spec`: what is not as in its recipe, and the image size if it was given."""
+    left_out = ["data.folder", "network.weights", "network.size_chosen"]
+    network = {"network": reference_to(spec.network.code)} if isinstance(spec.network, OwnNetworkConfig) else {}
+    keys = {**network, "data.image_size": spec.data.image_size, **_unlike_recipe(spec, setting)}
+    left_out += ["data.image_size"] if getattr(spec.network, "size_chosen", False) else []
+    return {key: value for key, value in keys.items() if key not in left_out}
+
+
+def _unlike_recipe(spec: RunSpec, setting: Setting) -> dict[str, Any]:
+    base = recipe(setting, kind_of(spec.method), spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
+    if isinstance(spec.network, OwnNetworkConfig):
+        base = base.model_copy(update={"network": OwnNetworkConfig(code=spec.network.code)})
+    named = ("setting", "recipe", "data.labels_file", "data.labels_checksum", "start_from")
+    return {key: value for key, (value, _) in differences(spec, base).items() if key not in named}
+
+
+def method_reference(spec: RunSpec) -> str:
+    """The method as a command names it: an installed method has its entry point's name, another one has a file."""
+    own = spec.method.code
+    return reference_to(own) if own and is_reference(spec.method.name) else spec.method.name
+
+
 def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
     """The `crmatch train` command that trains `spec`, quoted for a shell; `options` come last."""
-    own_data, own_method = spec.data.code, spec.method.code
+    own_data, method = spec.data.code, method_reference(spec)
     data = f"{reference_to(own_data)}@{spec.setting.rpartition('@')[2]}" if own_data else spec.setting
-    # An installed method has its entry point's name, another one has a file.
-    method = reference_to(own_method) if own_method and is_reference(spec.method.name) else spec.method.name
     words = ["crmatch", "train", spec.data.folder or data]
     words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
+    words += ["--from", spec.start_from.rpartition("#")[0]] if spec.start_from else []
     words += ["--method", method] if method != "crmatch" else []
     # Runs of the paper's length start only if their recipe is named.
     is_default = spec.recipe == default_recipe(setting, kind_of(spec.method))
