@@ -6,6 +6,7 @@ are torchvision's, applied to batches, with every pixel as Pillow computes it: n
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,9 @@ TRANSFORMATIONS: dict[str, View] = {
 }
 
 
-def probe(run: Path | str, workspace: Workspace, *, repeats: int = REPEATS) -> dict[str, Summary]:
+def probe(
+    run: Path | str, workspace: Workspace, *, repeats: int = REPEATS, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Summary]:
     """Error of the probe in percent by transformation, mean and deviation over `repeats`, on the test set of a run.
 
     The paper's five questions: four transformations against the original, and the run's strong against its weak views.
@@ -80,16 +83,33 @@ def probe(run: Path | str, workspace: Workspace, *, repeats: int = REPEATS) -> d
         raise RequestError(f"{run} has {len(images)} test images.\nThe probe needs 10 or more.")
     tasks: dict[str, Task] = {name: (_unchanged, changed) for name, changed in TRANSFORMATIONS.items()}
     tasks[STRONG_AGAINST_WEAK] = finished.weak, finished.strong
-    return {name: probe_task(name, task, images, finished.model.features, repeats) for name, task in tasks.items()}
+    counter, total = itertools.count(1), repeats * len(tasks)
+
+    def advance() -> None:
+        if progress:
+            progress(next(counter), total)
+
+    return {name: probe_task(name, task, images, finished.model.features, repeats, advance) for name, task in tasks.items()}
 
 
-def probe_task(name: str, task: Task, images: Tensor, featurize: Featurize, repeats: int = REPEATS) -> Summary:
+def probe_task(
+    name: str,
+    task: Task,
+    images: Tensor,
+    featurize: Featurize,
+    repeats: int = REPEATS,
+    advance: Callable[[], None] = lambda: None,
+) -> Summary:
     """Error of the SVM in percent over `repeats` splits of `images`, each with its own draws.
 
     Every image gives one sample of each class. Training samples are drawn again in every epoch, test samples once.
     Features are standardized with mean and deviation of the unchanged training images' features.
     """
-    return summarize([_repeat(name, task, images, featurize, repeat) for repeat in range(repeats)])
+    errors = []
+    for repeat in range(repeats):
+        errors.append(_repeat(name, task, images, featurize, repeat))
+        advance()
+    return summarize(errors)
 
 
 def training_images(count: int) -> int:

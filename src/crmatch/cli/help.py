@@ -8,7 +8,8 @@ import typer
 
 COMMAND_PANELS = {
     "Train": ("train", "evaluate", "table"),
-    "Use a model": ("predict", "export", "review", "suggest"),
+    "Label pictures": ("label", "review", "suggest"),
+    "Use a model": ("predict", "serve", "export"),
     "Look at results": ("runs", "report", "probe", "distances", "figure"),
     "Data and settings": ("data", "show"),
 }

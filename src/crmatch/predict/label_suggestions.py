@@ -14,8 +14,9 @@ from torch import Tensor
 
 from crmatch.analysis.finished_run import FinishedRun, open_run
 from crmatch.augment.batches import Normalizer
+from crmatch.data.folder.labels_file import read_labels
 from crmatch.data.folder.load import load_folder
-from crmatch.data.folder.scan import LABELS_FILE, label_lines, normalized
+from crmatch.data.folder.scan import LABELS_FILE
 from crmatch.data.folder.workers import Progress
 from crmatch.data.images import LEFT_OUT, DataSet
 from crmatch.data.splits import given_split
@@ -94,9 +95,8 @@ def read_run(path: Path, workspace: Workspace, progress: Progress | None = None)
     if not len(run.split.unlabeled) or not len(run.split.labeled):
         missing = "labeled" if len(run.split.unlabeled) else "unlabeled"
         raise RequestError(f"there are no {missing} images in {folder or spec.setting}.\nNothing can be suggested.")
-    lines = label_lines(file) if file and file.is_file() else []
-    scores = score_unlabeled(run, workspace, progress)
-    return ReviewedRun(run, names, scores, {normalized(name, Path(folder or "/")): label for name, label in lines})
+    lines = read_labels(file, Path(folder or "/"), names) if file else {}
+    return ReviewedRun(run, names, score_unlabeled(run, workspace, progress), lines)
 
 
 def labels_file(spec: RunSpec) -> Path | None:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from crmatch.atomic_files import write_file
 from crmatch.data.folder.scan import label_lines, normalized
+
+
+def read_labels(file: Path, folder: Path, paths: Iterable[str]) -> dict[str, str]:
+    """The label of each line by the path of its picture; one of `paths`, however it is written in the file."""
+    composed = {unicodedata.normalize("NFC", path): path for path in paths}
+    lines = label_lines(file) if file.exists() else []
+    return {composed.get(normalized(path, folder), path): label for path, label in lines}
 
 
 def change_labels(file: Path, folder: Path, changes: Mapping[str, str | None]) -> None:

@@ -24,6 +24,7 @@ class FolderData(NamedTuple):
     train_paths: tuple[str, ...]  # relative path by row of `train`
     test_paths: tuple[str, ...]
     decoded: Decoded
+    by_directory: dict[str, str]  # path -> class of the pictures in labeled/, whatever labels.csv says
 
 
 def load_folder(
@@ -62,4 +63,5 @@ def load_folder(
         train_paths=paths[:training],
         test_paths=paths[training:],
         decoded=decoded,
+        by_directory=index.by_directory,
     )

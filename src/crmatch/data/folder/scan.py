@@ -49,6 +49,7 @@ class FolderIndex:
     stats: NDArray[np.int64]  # (N, 3): size in bytes, mtime and ctime in ns
     skipped: tuple[SkippedFile, ...]  # files and directories that are not used
     ignored: dict[str, int]  # number of files with each other extension
+    by_directory: dict[str, str]  # path -> class of the pictures in labeled/, whatever labels.csv says
 
     @property
     def roles(self) -> NDArray[np.str_]:
@@ -95,6 +96,7 @@ def scan_folder(folder: Path, labels_file: Path | None = None, trainable: bool =
         stats=np.array([walk.files[path] for path in paths], np.int64),
         skipped=tuple(sorted(walk.skipped)),
         ignored=dict(walk.ignored),
+        by_directory=class_of["labeled"],
     )
 
 
