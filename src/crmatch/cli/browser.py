@@ -70,7 +70,7 @@ def label(
     labels = pictures.train.labels
     reviewed = None
     if run and (labels == -1).any() and (labels >= 0).any():
-        with Bar("views") as progress:
+        with Bar("views", label="predicting") as progress:
             reviewed = read_run(run, workspace, progress)
     site = LabelingSite(folder, file, pictures, reviewed, shlex.join(words))
     ended = _serve(LocalServer(site, port), browser, idle, f"Every choice is written to {file}.")

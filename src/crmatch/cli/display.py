@@ -30,19 +30,19 @@ TIMED_STEPS, TIMED_SECONDS = 5, 10.0
 class Bar(AbstractContextManager["Bar"]):
     """A progress bar on an interactive terminal, in units such as `bytes` or `steps`; nothing elsewhere or if `quiet`."""
 
-    def __init__(self, unit: str, quiet: bool = False) -> None:
+    def __init__(self, unit: str, quiet: bool = False, label: str = "reading") -> None:
         self.console = Console(stderr=True, highlight=False, markup=False)
         self.visible = self.console.is_interactive and not quiet
-        self._unit = unit
+        self._unit, self._label = unit, label
         self._progress: bars.Progress | None = None
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` pictures are read; the first call starts the bar."""
+        """`done` of `total` are done; the first call starts the bar."""
         if self._progress is None:
-            self.start(total, 0, "reading")
+            self.start(total, 0, self._label)
         self.update(completed=done)
 
     def start(self, total: int | None, already: int, label: str) -> None:

@@ -98,7 +98,7 @@ def review(
     from crmatch.predict.label_suggestions import read_run
     from crmatch.report.review import write_review
 
-    with Bar("views") as progress:
+    with Bar("views", label="predicting") as progress:
         reviewed = read_run(run, workspace_at(data_dir), progress)
     with Bar("pictures") as progress:
         count = write_review(reviewed, out, most, progress)
@@ -121,7 +121,7 @@ def suggest(
     from crmatch.predict.label_suggestions import read_run
     from crmatch.predict.label_suggestions import suggest as choose
 
-    with Bar("views") as progress:
+    with Bar("views", label="predicting") as progress:
         reviewed = read_run(run, workspace_at(data_dir), progress)
     found = choose(reviewed, count)
     if out is None or json_:

@@ -97,7 +97,7 @@ class LabelingSite:
             self.changed |= dict.fromkeys(choice.pictures, label)
             for card in (self._cards[row] for row in choice.pictures):
                 card["l"] = card["b"] if label is None else label
-            if label not in (None, "", LEAVE_OUT, *self._classes):
+            if label and label not in (LEAVE_OUT, *self._classes):
                 self._classes.append(label)
         return json_answer({"written": len(choice.pictures)})
 
@@ -108,11 +108,7 @@ class LabelingSite:
     def summary(self) -> str:
         """How many pictures were labeled here, in words."""
         labels = list(self.changed.values())
-        counts = {
-            "not sure": labels.count(""),
-            "left out": labels.count(LEAVE_OUT),
-            "without a label again": labels.count(None),
-        }
+        counts = {"not sure": labels.count(""), "left out": labels.count(LEAVE_OUT), "without a label": labels.count(None)}
         counts = {"labeled": len(labels) - sum(counts.values()), **counts}
         return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing was labeled"
 
