@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 import webbrowser
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crmatch.cli.options import CodeOption, DataDirOption, RunArgument, workspace_at
+from crmatch.cli.options import CodeOption, DataDirOption, RunArgument, next_round, short_path, workspace_at
 from crmatch.errors import InUseError, RequestError
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ def label(
     spec = read_record(run).spec if run else None
     file = (spec and labels_file(spec)) or folder / "labels.csv"
     name = _next_name(run)
-    words = ["crmatch", "train", _short(folder), *(["--from", _short(run)] if run else []), *(["--name", name] if name else [])]
-    words += ["--out", _short(out)] if out.resolve() != Path("runs").resolve() else []
+    words = ["--name", name] if name else []
+    words += ["--out", short_path(out)] if out.resolve() != Path("runs").resolve() else []
     words += ["--data-dir", str(data_dir)] if data_dir else []
     workspace.data_dir.mkdir(parents=True, exist_ok=True)
     lock = FileLock(workspace.data_dir / f"labeling-{checksum(str(file).encode())}.lock")
@@ -72,7 +71,7 @@ def label(
     if run and (labels == -1).any() and (labels >= 0).any():
         with Bar("views", label="predicting") as progress:
             reviewed = read_run(run, workspace, progress)
-    site = LabelingSite(folder, file, pictures, reviewed, shlex.join(words))
+    site = LabelingSite(folder, file, pictures, reviewed, next_round(str(folder), run, *words))
     ended = _serve(LocalServer(site, port), browser, idle, f"Every choice is written to {file}.")
     site.close()
     typer.echo(f"{site.summary()}: {file}")
@@ -105,6 +104,7 @@ def _serve(server: LocalServer, browser: bool, idle: float, hint: str) -> bool:
     from crmatch.runs.signals import catch_signals
 
     stop = catch_signals(quiet=True)
+    stop()  # from now on, Ctrl-C ends the loop below instead of the process
     typer.echo(f"{server.address}\n{hint} Ctrl-C stops the server.")
     if browser and (sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         webbrowser.open(server.address)
@@ -143,9 +143,3 @@ def _next_name(run: Path | None) -> str | None:
     while (run.parents[1] / f"{found[1]}{number}").exists():
         number += 1
     return f"{found[1]}{number}"
-
-
-def _short(path: Path) -> str:
-    """A path as the user would type it: relative if it is below the current directory."""
-    path = Path(os.path.abspath(path))
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,6 +157,23 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
 def print_saved(picture: Path, values: dict[str, Any], as_json: bool) -> None:
     """Where a picture was saved; as JSON together with the values it shows."""
     typer.echo(json.dumps({"picture": str(picture), **values}) if as_json else f"Saved in {picture}")
+
+
+def short_path(path: Path) -> str:
+    """A path as the user would type it: relative if it is below the current directory."""
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def next_round(folder_or_setting: str, run: Path | None, *options: str) -> str:
+    """The command that trains the round after `run`, quoted for a shell."""
+    from crmatch.runs.finished import finished_below
+
+    words = ["crmatch", "train", short_path(Path(folder_or_setting)) if os.sep in folder_or_setting else folder_or_setting]
+    if run is not None:
+        alone = finished_below(run.parent, "*/record.json") == [run]  # then its parent names it, too
+        words += ["--from", short_path(run.parent if alone else run)]
+    return shlex.join([*words, *options])
 
 
 def workspace_at(data_dir: Path | None) -> Workspace:

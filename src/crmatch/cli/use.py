@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from crmatch.cli.options import CodeOption, DataDirOption, JsonOption, RunArgument, print_rows, workspace_at
+from crmatch.cli.options import CodeOption, DataDirOption, JsonOption, RunArgument, next_round, print_rows, workspace_at
 from crmatch.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -103,8 +102,8 @@ def review(
     with Bar("pictures") as progress:
         count = write_review(reviewed, out, most, progress)
     typer.echo(f"{count:,} pictures to review: {out}")
-    where = _data_of(reviewed.run.record.spec)
-    typer.echo(f"Open it in a browser, download labels.csv, then: crmatch train {where} --labels labels.csv")
+    command = _next_command(reviewed.run.record.spec, run, Path("labels.csv"))
+    typer.echo(f"Open it in a browser, download labels.csv, then: {command}")
 
 
 def suggest(
@@ -131,13 +130,12 @@ def suggest(
         rows = [(item.name, "", item.reason) for item in found] + [(*line, "") for line in reviewed.lines.items()]
         csv.writer(content, lineterminator="\n").writerows([("path", "label", "why"), *rows])
         write_file(out, content.getvalue().encode())
-        where = _data_of(reviewed.run.record.spec)
-        done = f"{len(found)} pictures to label: {out}\nFill in the column label, then: crmatch train {where} --labels {out}"
-        typer.echo(done, err=json_)
+        command = _next_command(reviewed.run.record.spec, run, out)
+        typer.echo(f"{len(found)} pictures to label: {out}\nFill in the column label, then: {command}", err=json_)
 
 
-def _data_of(spec: RunSpec) -> str:
-    return shlex.quote(spec.data.folder or spec.setting)
+def _next_command(spec: RunSpec, run: Path, labels: Path) -> str:
+    return next_round(spec.data.folder or spec.setting, run, "--labels", str(labels))
 
 
 def _images_to_check(run: Path, model: Model, workspace: Workspace) -> tuple[Tensor, str]:

@@ -61,6 +61,8 @@ class Site(Protocol):
 class LocalServer(ThreadingHTTPServer):
     """Serves a site at `address` until it is stopped, ends itself, or nobody asked for anything for a while."""
 
+    request_queue_size = 64  # a browser asks for many thumbnails at once
+
     def __init__(self, site: Site, port: int = 0) -> None:
         """Listen on `port`; 0: any free one."""
         try:

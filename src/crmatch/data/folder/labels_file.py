@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from crmatch.atomic_files import write_file
-from crmatch.data.folder.scan import label_lines, normalized
+from crmatch.data.folder.scan import label_lines, normalized, printable
+from crmatch.errors import DataError
 
 
 def read_labels(file: Path, folder: Path, paths: Iterable[str]) -> dict[str, str]:
@@ -24,6 +25,8 @@ def change_labels(file: Path, folder: Path, changes: Mapping[str, str | None]) -
 
     Other lines, other columns and the delimiter stay.
     """
+    if broken := [path for path in changes if "\r" in path]:
+        raise DataError(f"{printable(broken[0])} has a line break in its name.\nRename the file; CSV files cannot name it.")
     text = "path,label\n"
     if file.exists():
         label_lines(file)  # raises an error that says what is wrong with the file

@@ -98,7 +98,8 @@
       if (image.b) select.querySelector('[value="="]').disabled = true; // its directory names a class
     }
     select.value = image.l === null ? "none" : `=${image.l}`;
-    node.classList.toggle("done", image.l !== null && image.l !== OUT);
+    node.classList.toggle("done", Boolean(image.l) && image.l !== OUT);
+    node.classList.toggle("unsure", image.l === UNSURE);
     node.classList.toggle("out", image.l === OUT);
     const said = image.c ? `predicted ${classes[image.c[0]]}` : "no label";
     node.setAttribute("aria-label", `${image.n}, ${image.l === null ? said : `labeled ${words(image.l)}`}`);
@@ -240,7 +241,9 @@
   }
 
   // The large view: the original, and a button for everything that a key does.
+  let enlarged = null;
   function enlarge() {
+    enlarged = current;
     const { image } = current, original = element("original"), address = live ? `picture/${image.i}` : image.o ?? image.t;
     if (original.getAttribute("src") !== address) original.src = address;
     original.onerror = () => { original.onerror = null; delete image.o; original.src = thumbnail(image); }; // it is elsewhere
@@ -263,14 +266,14 @@
       button("‹", "", () => move(-1)),
       button("›", "", () => move(1)),
     );
-    if (!large.open) large.showModal();
+    if (!large.open) { large.showModal(); original.focus(); } // not a button, which Enter would press
   }
   function decide(label) {
     choose([current.image], label);
     move(1);
   }
   element("close").addEventListener("click", () => large.close());
-  large.addEventListener("close", () => current?.focus());
+  large.addEventListener("close", () => enlarged.focus()); // not the card that had the focus when it was opened
 
   document.addEventListener("keydown", (event) => {
     const where = event.target.tagName, { key } = event;
