@@ -134,7 +134,8 @@ def test_no_other_file_is_served(guarded: tuple[LocalServer, Path], path: str) -
     [b"", b"[]", b"{", b'"x"', b'{"label": "cat"}', b'{"label": "cat", "pictures": []}', b'{"label": 3, "pictures": [0]}',
      b'{"label": "cat", "pictures": [true]}', b'{"label": "cat", "pictures": ["../../x.jpg"]}',
      b'{"label": "cat", "pictures": [11]}', b'{"label": "cat", "pictures": [-1]}', b'{"label": "cat", "pictures": [1e99]}',
-     b'{"label": "a\\nb", "pictures": [0]}', b'{"label": "\\ud800", "pictures": [0]}', b'{"label": "cat", "pictures": [0], "x": 1}',
+     b'{"label": "a\\nb", "pictures": [0]}', b'{"label": "\\ud800", "pictures": [0]}',
+     b'{"label": "cat", "pictures": [0], "x": 1}',
      json.dumps({"label": "x" * 101, "pictures": [0]}).encode(), b"\xff\xfe", b"[" * 100_000],
 )  # fmt: skip
 def test_a_wrong_request_changes_nothing(guarded: tuple[LocalServer, Path], body: bytes) -> None:
@@ -190,20 +191,22 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert "<img src=x" not in page
     row = {card["n"]: card["i"] for card in cards_of(page.encode())}
     for number, name in enumerate(names):
-        site.post("labels", json.dumps({"label": [*HOSTILE_NAMES, "x"][number], "pictures": [row[f"unlabeled/{name}"]]}).encode())
+        site.post(
+            "labels", json.dumps({"label": [*HOSTILE_NAMES, "x"][number], "pictures": [row[f"unlabeled/{name}"]]}).encode()
+        )
     assert labels_in(folder) == {f"unlabeled/{name}": label for name, label in zip(names, [*HOSTILE_NAMES, "x"], strict=True)}
     assert set(HOSTILE_NAMES) <= {*load_folder(folder, 16, tmp_path / "cache").train.class_names}
 
 
-def open_browser_with(monkeypatch: pytest.MonkeyPatch, act: Any) -> list[BaseException]:
+def open_browser_with(monkeypatch: pytest.MonkeyPatch, act: Any) -> list[Exception]:
     """Let `act(address)` be the browser of a command; returns what went wrong in it."""
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
     def browse(address: str) -> None:
         def run() -> None:
             try:
                 act(address)
-            except BaseException as error:
+            except Exception as error:  # noqa: BLE001
                 errors.append(error)
                 os.kill(os.getpid(), signal.SIGINT)
 

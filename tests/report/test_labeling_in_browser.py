@@ -238,9 +238,9 @@ def test_every_key_and_button_does_what_it_says(browser: Any, tmp_path: Path) ->
         browser.find_element("id", "search").send_keys("labeled/across")
         time.sleep(0.3)
         card = browser.find_element("class name", "card")
-        assert [option.text for option in Select(card.find_element("tag name", "select")).options if not option.is_enabled()] == [
-            "not sure"
-        ]
+        assert [
+            option.text for option in Select(card.find_element("tag name", "select")).options if not option.is_enabled()
+        ] == ["not sure"]
         browser.refresh()
         assert browser.find_element("id", "count").text == "0 labels"  # of this visit
         holds(_0="across", _1="down", _2="", _3="-", _4=HOSTILE_NAMES[0], _5="down", _6="across")
@@ -256,7 +256,9 @@ def test_many_are_confirmed_at_once_and_undone_at_once(
     folder = write_photos(tmp_path / "photos", labeled=4, unlabeled=30)
     said = crmatch("train", folder, "--out", tmp_path / "runs", "--no-baseline", *options(SMALL | {"plan.steps": 5}), "--json")
     reviewed = read_run(Path(json.loads(said.out)["run"]), Workspace.at())
-    site = LabelingSite(folder, folder / "labels.csv", read_folder(folder, folder / "x", tmp_path / "cache", None), reviewed, "")
+    site = LabelingSite(
+        folder, folder / "labels.csv", read_folder(folder, folder / "x", tmp_path / "cache", None), reviewed, ""
+    )
     best, classes = reviewed.scores.probabilities.max(dim=1)
     chosen = classes.mode().values.item()
     least = round(100 * float(best[classes == chosen].median()))

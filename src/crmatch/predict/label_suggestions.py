@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, cast
@@ -26,7 +26,7 @@ from crmatch.networks.network import Network
 from crmatch.networks.pretrained.backbone import FeatureInput
 from crmatch.predict.model import load
 from crmatch.randomness import generator
-from crmatch.runs.features import FeatureStore
+from crmatch.runs.features import FeatureStore, view_names
 from crmatch.runs.finished import read_record
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import RunSpec
@@ -113,10 +113,7 @@ def score_unlabeled(run: FinishedRun, workspace: Workspace, progress: Progress |
     rows = (~has_label).nonzero().squeeze(1)
     outputs = _stored_outputs(run, workspace) or _computed_outputs(run, rows, progress)
     probabilities, features = outputs("none", rows)
-    weak, strong = (
-        torch.stack([outputs(f"{kind}{view}", rows)[0] for view in range(count)]).mean(dim=0)
-        for kind, count in (("weak", WEAK_VIEWS), ("strong", STRONG_VIEWS))
-    )
+    weak, strong = (outputs(kind, rows)[0] for kind in ("weak", "strong"))
     features, labeled_features = (F.normalize(part, dim=1) for part in (features, outputs("none", labeled)[1]))
     # The model may not know the newest classes.
     place = torch.tensor([names.index(name) if name in names else -1 for name in train.class_names])
@@ -134,19 +131,14 @@ def score_unlabeled(run: FinishedRun, workspace: Workspace, progress: Progress |
 
 
 ViewOutputs = Callable[[str, Tensor], tuple[Tensor, Tensor]]
-"""(view, rows) -> probabilities and features; the views are `none`, `weak0`, `weak1`, ..., `strong0`, ..."""
+"""(`none`, `weak` or `strong`, rows) -> mean probabilities over the views of that kind, and features."""
 
 
 def _computed_outputs(run: FinishedRun, rows: Tensor, progress: Progress | None) -> ViewOutputs:
     done, total = 0, len(rows) * (1 + WEAK_VIEWS + STRONG_VIEWS) + len(run.split.labeled)
 
-    def outputs(view: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def of_images(images: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal done
-        images = run.data.train.images[rows]
-        if view != "none":
-            number = int(view[-1])
-            weak = run.weak(images, generator(0, "beliefs/weak", number))
-            images = weak if view.startswith("weak") else run.strong(images, generator(0, "beliefs/strong", number), weak)
         parts = []
         for block in torch.split(images, BLOCK):
             parts.append(run.model.outputs(block))
@@ -156,7 +148,22 @@ def _computed_outputs(run: FinishedRun, rows: Tensor, progress: Progress | None)
         probabilities, features = zip(*parts, strict=True)
         return torch.cat(probabilities), torch.cat(features)
 
+    def outputs(kind: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        images = run.data.train.images[rows]
+        if kind == "none":
+            return of_images(images)
+        views = []
+        for number in range(WEAK_VIEWS if kind == "weak" else STRONG_VIEWS):
+            weak = run.weak(images, generator(0, "beliefs/weak", number))
+            view = weak if kind == "weak" else run.strong(images, generator(0, "beliefs/strong", number), weak)
+            views.append(of_images(view))
+        return _mean(views)
+
     return outputs
+
+
+def _mean(views: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([probabilities for probabilities, _ in views]).mean(dim=0), views[0][1]
 
 
 def _stored_outputs(run: FinishedRun, workspace: Workspace) -> ViewOutputs | None:
@@ -164,7 +171,7 @@ def _stored_outputs(run: FinishedRun, workspace: Workspace) -> ViewOutputs | Non
     spec, network = run.record.spec, run.model.network
     if not isinstance(spec.network, PretrainedConfig) or spec.network.train != "head":
         return None
-    views = ["none", *(f"weak{view}" for view in range(WEAK_VIEWS)), *(f"strong{view}" for view in range(STRONG_VIEWS))]
+    views = view_names(spec.network)
     store = FeatureStore(spec, run.data.train.images, workspace.features)
     if store.missing(views):
         return None
@@ -172,7 +179,12 @@ def _stored_outputs(run: FinishedRun, workspace: Workspace) -> ViewOutputs | Non
     center = cast(Tensor, network.backbone.center)
     head = Network(FeatureInput(center), network.classifier, {}, network.normalize_features).eval()
     model = dataclasses.replace(run.model, network=head, normalizer=_Unchanged())
-    return lambda view, rows: model.outputs(torch.from_numpy(bank[view][rows.numpy()]).to(center.dtype)[:, :, None, None])
+
+    def outputs(kind: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = [torch.from_numpy(bank[view][rows.numpy()]) for view in views if view.startswith(kind)]
+        return _mean([model.outputs(features.to(center.dtype)[:, :, None, None]) for features in chosen])
+
+    return outputs
 
 
 class _Unchanged(Normalizer):

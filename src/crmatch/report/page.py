@@ -57,7 +57,7 @@ def write_report(runs: Sequence[Path], out: Path, command: str, workspace: Works
     found = {path: read_record(path) for path in find_runs(runs)}
     names = short_names(list(found))
     views = [
-        {"anchor": f"run-{number}", "name": names[path], **view_run(path, record, find_baseline(path, record, found), workspace)}
+        view_run(path, record, find_baseline(path, record, found), workspace) | {"anchor": f"run-{number}", "name": names[path]}
         for number, (path, record) in enumerate(found.items(), start=1)
     ]
     environment = Environment(

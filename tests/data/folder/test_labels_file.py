@@ -39,9 +39,13 @@ def test_only_the_lines_of_the_pictures_change(
 
 
 @settings(max_examples=50)
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r/\\"), min_size=1), st.text("ab-")))
+@given(
+    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r/\\"), min_size=1), st.text("ab-"))
+)
 def test_what_was_written_is_read_again(changes: dict[str, str]) -> None:
-    changes = {unicodedata.normalize("NFC", f"x/{path}/.jpg"): label for path, label in changes.items() if path not in (".", "..")}
+    changes = {
+        unicodedata.normalize("NFC", f"x/{path}/.jpg"): label for path, label in changes.items() if path not in (".", "..")
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "labels.csv"
         for path, label in changes.items():
