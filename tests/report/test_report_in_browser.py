@@ -65,6 +65,11 @@ def test_nothing_overflows_the_width(browser: Any, page: Path, width: int, theme
     assert browser.execute_script("return window.innerWidth") == width
     root = "document.documentElement"
     assert browser.execute_script(f"return {root}.scrollWidth <= {root}.clientWidth")
+    # A count stays on one line: its cell is one line high.
+    counts = (
+        "return [...document.querySelectorAll('.matrix .cell')].map(one => [getComputedStyle(one).whiteSpace, one.textContent])"
+    )
+    assert {style for style, text in browser.execute_script(counts) if text} == {"nowrap"}
     ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(247, 247, 245)" if theme == "light" else "rgb(19, 21, 25)")
 
