@@ -9,16 +9,13 @@ import json
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from filelock import FileLock, Timeout
-from local_server import ask, cards_of, served
 from PIL import Image
 
 from conftest import TINY_OPTIONS, Command, Trained
@@ -28,6 +25,7 @@ from crmatch.report.labeling import LabelingSite, read_folder
 from crmatch.report.model_site import ModelSite
 from crmatch.report.server import LocalServer
 from finished import HOSTILE_NAMES, write_photos
+from local_server import ask, cards_of, open_browser_with, served
 
 pytestmark = pytest.mark.process
 
@@ -196,25 +194,6 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         )
     assert labels_in(folder) == {f"unlabeled/{name}": label for name, label in zip(names, [*HOSTILE_NAMES, "x"], strict=True)}
     assert set(HOSTILE_NAMES) <= {*load_folder(folder, 16, tmp_path / "cache").train.class_names}
-
-
-def open_browser_with(monkeypatch: pytest.MonkeyPatch, act: Any) -> list[Exception]:
-    """Let `act(address)` be the browser of a command; returns what went wrong in it."""
-    errors: list[Exception] = []
-
-    def browse(address: str) -> None:
-        def run() -> None:
-            try:
-                act(address)
-            except Exception as error:  # noqa: BLE001
-                errors.append(error)
-                os.kill(os.getpid(), signal.SIGINT)
-
-        threading.Thread(target=run).start()
-
-    monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr("webbrowser.open", browse)
-    return errors
 
 
 def test_a_folder_without_any_label_is_labeled_trained_and_labeled_again(

@@ -95,7 +95,7 @@ def serve(
     from crmatch.report.server import LocalServer
 
     model = load(run)
-    server = LocalServer(ModelSite(model, f"{model.config['method']} on {model.config['setting']}"), port)
+    server = LocalServer(ModelSite(model, str(model.config["setting"])), port)
     _serve(server, browser, idle, f"For programs: curl --data-binary @photo.jpg {server.address}predict")
 
 

@@ -33,6 +33,11 @@ EXAMPLES = {
         "crmatch train digits@4 --method fixmatch  # 4 labels of each digit",
         "crmatch train cifar10@4 --recipe quick    # minutes instead of months",
     ),
+    "label": (
+        "crmatch label my-photos               # the first labels",
+        "crmatch label runs/my-photos/round1   # what that model suggests",
+        "crmatch label latest --train          # then train the next round",
+    ),
     "predict": (
         "crmatch predict RUN new-photos --out predictions.csv",
         "crmatch predict RUN photo.jpg --probabilities",

@@ -1,14 +1,18 @@
-"""A local server in a thread of the test, and requests to it."""
+"""Local servers in a thread of the test or started by a command, and requests to them."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
+
+import pytest
 
 from crmatch.report.server import LocalServer, Site
 
@@ -40,3 +44,22 @@ def ask(address: str, path: str, body: Any = None, **headers: str) -> tuple[int,
 def cards_of(page: bytes) -> list[dict[str, Any]]:
     """What a page knows about its pictures."""
     return list(json.loads(page.decode().partition('id="data">')[2].partition("</script>")[0])["images"])
+
+
+def open_browser_with(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> list[Exception]:
+    """Let `act(address)` be the browser of a command; returns what went wrong in it."""
+    errors: list[Exception] = []
+
+    def browse(address: str) -> None:
+        def run() -> None:
+            try:
+                act(address)
+            except Exception as error:  # noqa: BLE001
+                errors.append(error)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=run).start()
+
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("webbrowser.open", browse)
+    return errors
