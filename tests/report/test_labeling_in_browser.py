@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from chromium import chromium
-from local_server import ask, cards_of, served
 from PIL import Image
 
 from conftest import Command, Trained, options
@@ -27,6 +26,7 @@ from crmatch.report.labeling import LabelingSite, read_folder
 from crmatch.report.model_site import ModelSite
 from crmatch.runs.workspace import Workspace
 from finished import HOSTILE_NAMES, write_photos
+from local_server import ask, cards_of, served
 
 pytestmark = pytest.mark.process
 SMALL = {
@@ -157,7 +157,7 @@ def test_the_whole_loop_at_desktop_and_phone_width(
         browser.switch_to.active_element.send_keys(truth[picture])
         confirmed[picture] = truth[picture]
     browser.find_element("id", "done").click()  # waits until everything is written
-    wait(browser, lambda: "--from runs/digits/round1 --name round2" in text_of(browser, "message"))
+    wait(browser, lambda: "--from runs/digits/round1/split1-seed0 --name round2" in text_of(browser, "message"))
     said, _ = process.communicate(timeout=20)
     assert process.returncode == 0
     assert labels_in(folder) == confirmed

@@ -86,18 +86,18 @@ def open_run(path: Path | str, workspace: Workspace) -> FinishedRun:
 
 def _as_trained(pictures: FolderData, record: RunRecord, directory: RunDirectory) -> tuple[DataSet, Split]:
     """The pictures of a folder with the labels that a run was trained with."""
-    kept, names, labels = read_json(directory.split), record.class_names, torch.full((len(pictures.train),), UNLABELED)
-    left_out = kept.get("left_out", [])
+    kept, names = read_json(directory.split), tuple(record.class_names)
+    labels, left_out = torch.full((len(pictures.train),), UNLABELED), kept.get("left_out", [])
     if max([*kept["labeled"], *left_out], default=-1) < len(labels):  # otherwise the fingerprint will differ
         labels[kept["labeled"]] = torch.arange(len(names)).repeat_interleave(torch.tensor(kept["labels_of_class"]))
         labels[left_out] = LEFT_OUT
-    train, test = ImageSet(pictures.train.images, labels, tuple(names)), pictures.test
+    test = pictures.test
     if test is not None:
-        if unknown := [name for name in test.class_names if name not in names and test.class_names.index(name) in test.labels]:
-            raise DataError(f"there are new test pictures of {unknown[0]} since {directory.path} was trained.\nTrain again.")
         place = torch.tensor([names.index(name) if name in names else UNLABELED for name in test.class_names])
-        test = ImageSet(test.images, place[test.labels], tuple(names))
-    return DataSet(train, test), given_split(labels, record.spec.data.unlabeled)
+        if (place[test.labels] == UNLABELED).any():
+            raise DataError(f"there are test pictures of classes that {directory.path} does not know.\nTrain again.")
+        test = ImageSet(test.images, place[test.labels], names)
+    return DataSet(ImageSet(pictures.train.images, labels, names), test), given_split(labels, record.spec.data.unlabeled)
 
 
 def draws(repeat: int, purpose: str, epoch: int = 0) -> torch.Generator:

@@ -6,7 +6,6 @@ are torchvision's, applied to batches, with every pixel as Pillow computes it: n
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -83,33 +82,21 @@ def probe(
         raise RequestError(f"{run} has {len(images)} test images.\nThe probe needs 10 or more.")
     tasks: dict[str, Task] = {name: (_unchanged, changed) for name, changed in TRANSFORMATIONS.items()}
     tasks[STRONG_AGAINST_WEAK] = finished.weak, finished.strong
-    counter, total = itertools.count(1), repeats * len(tasks)
-
-    def advance() -> None:
+    found: dict[str, Summary] = {}
+    for name, task in tasks.items():
         if progress:
-            progress(next(counter), total)
+            progress(len(found), len(tasks))
+        found[name] = probe_task(name, task, images, finished.model.features, repeats)
+    return found
 
-    return {name: probe_task(name, task, images, finished.model.features, repeats, advance) for name, task in tasks.items()}
 
-
-def probe_task(
-    name: str,
-    task: Task,
-    images: Tensor,
-    featurize: Featurize,
-    repeats: int = REPEATS,
-    advance: Callable[[], None] = lambda: None,
-) -> Summary:
+def probe_task(name: str, task: Task, images: Tensor, featurize: Featurize, repeats: int = REPEATS) -> Summary:
     """Error of the SVM in percent over `repeats` splits of `images`, each with its own draws.
 
     Every image gives one sample of each class. Training samples are drawn again in every epoch, test samples once.
     Features are standardized with mean and deviation of the unchanged training images' features.
     """
-    errors = []
-    for repeat in range(repeats):
-        errors.append(_repeat(name, task, images, featurize, repeat))
-        advance()
-    return summarize(errors)
+    return summarize([_repeat(name, task, images, featurize, repeat) for repeat in range(repeats)])
 
 
 def training_images(count: int) -> int:

@@ -56,7 +56,7 @@ def probe(
     from crmatch.analysis.probe import probe as measure
     from crmatch.cli.display import Bar
 
-    with Bar("repeats", label="probing") as progress:
+    with Bar("transformations", label="probing") as progress:
         result = measure(run, workspace_at(data_dir), repeats=repeats, progress=progress)
     _print_summaries(run, "transformation", "probe error %", result, 2, json_)
 

@@ -167,13 +167,8 @@ def short_path(path: Path) -> str:
 
 def next_round(folder_or_setting: str, run: Path | None, *options: str) -> str:
     """The command that trains the round after `run`, quoted for a shell."""
-    from crmatch.runs.finished import finished_below
-
-    words = ["crmatch", "train", short_path(Path(folder_or_setting)) if os.sep in folder_or_setting else folder_or_setting]
-    if run is not None:
-        alone = finished_below(run.parent, "*/record.json") == [run]  # then its parent names it, too
-        words += ["--from", short_path(run.parent if alone else run)]
-    return shlex.join([*words, *options])
+    where = short_path(Path(folder_or_setting)) if os.sep in folder_or_setting else folder_or_setting
+    return shlex.join(["crmatch", "train", where, *(["--from", short_path(run)] if run else []), *options])
 
 
 def workspace_at(data_dir: Path | None) -> Workspace:

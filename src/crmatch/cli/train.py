@@ -79,14 +79,12 @@ def train(
     long_is_wanted = yes or minutes is not None or recipe in ("paper", "usb", "original")
     before = None
     if from_ is not None:
-        if recipe or backbone or network:
-            raise RequestError("--from trains as that run was trained.\nLeave out --recipe, --backbone and --network.")
-        before = _previous(from_, setting, method)
+        before = _previous(from_, setting, method, recipe, backbone)
         labels = labels or (Path(before.spec.data.labels_file) if before.spec.data.labels_file else None)
-        method, recipe = method_reference(before.spec), before.spec.recipe
-        backbone = getattr(before.spec.network, "backbone", None)
+        method = method_reference(before.spec) if method == "crmatch" else method
+        recipe, backbone = before.spec.recipe, getattr(before.spec.network, "backbone", None)
         changes = keys_to_keep(before.spec, workspace.setting(setting, labels)) | changes
-    if network and backbone is None:
+    elif network and backbone is None:
         backbone = "none"
     recipe = _choose_recipe(workspace.setting(setting, labels), method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
@@ -96,6 +94,8 @@ def train(
     if baseline and method != "supervised":
         stage, own = ("head", ("method", "plan")) if recipe == "tune" else (recipe, ("method",))
         shared = {key: value for key, value in changes.items() if key.partition(".")[0] not in own}
+        if recipe == "tune":
+            shared.pop("network", None)  # the whole network of the round before
         specs.append(options.make_spec(setting, "supervised", stage, data_dir, shared, labels, backbone))
     workspaces = [workspace.named(name), workspace]  # the baseline keeps its own name
     pretrained = recipe in ("head", "tune")
@@ -172,17 +172,20 @@ def evaluate(
         print_evaluation(run, finished.record, quality, len(test))
 
 
-def _previous(run: Path, setting: str, method: str) -> RunRecord:
-    """The record of the round before, which must have been trained on the same data and by the same method."""
-    from crmatch.runs.directory import method_reference
+def _previous(run: Path, setting: str, method: str, recipe: str | None, backbone: str | None) -> RunRecord:
+    """The record of the round before, which must have been trained on the same data and in the same way."""
+    from crmatch.own_code import short_name
     from crmatch.runs.finished import read_record
 
     record = read_record(run)
-    name = record.spec.setting
-    if name not in (setting, Path(setting).resolve().name):
-        raise RequestError(f"{run} was trained on {name}, not on {setting}.\nName its folder, or leave out --from.")
-    if method not in ("crmatch", method_reference(record.spec)):
-        raise RequestError(f"{run} was trained by {record.spec.method.name}, not by {method}.\nLeave out --method or --from.")
+    spec = record.spec
+    if spec.setting not in (setting, short_name(setting), Path(setting).resolve().name):
+        raise RequestError(f"{run} was trained on {spec.setting}, not on {setting}.\nName its folder, or leave out --from.")
+    asked = {"method": (short_name(method), spec.method.name), "recipe": (recipe, spec.recipe)}
+    asked["backbone"] = backbone, getattr(spec.network, "backbone", "none")
+    for option, (value, there) in asked.items():
+        if value not in (None, there) and (option, value) != ("method", "crmatch"):
+            raise RequestError(f"{run} was trained with {option} {there}, not {value}.\nLeave out --{option} or --from.")
     return record
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from crmatch.analysis.finished_run import FinishedRun, open_run
 from crmatch.augment.batches import Normalizer
@@ -111,7 +113,8 @@ def score_unlabeled(run: FinishedRun, workspace: Workspace, progress: Progress |
     has_label = train.labels == LEFT_OUT
     has_label[labeled] = True
     rows = (~has_label).nonzero().squeeze(1)
-    outputs = _stored_outputs(run, workspace) or _computed_outputs(run, rows, progress)
+    count = len(rows) * (1 + WEAK_VIEWS + STRONG_VIEWS) + len(labeled)
+    outputs = _view_outputs(run, workspace, count, progress)
     probabilities, features = outputs("none", rows)
     weak, strong = (outputs(kind, rows)[0] for kind in ("weak", "strong"))
     features, labeled_features = (F.normalize(part, dim=1) for part in (features, outputs("none", labeled)[1]))
@@ -134,66 +137,43 @@ ViewOutputs = Callable[[str, Tensor], tuple[Tensor, Tensor]]
 """(`none`, `weak` or `strong`, rows) -> mean probabilities over the views of that kind, and features."""
 
 
-def _computed_outputs(run: FinishedRun, rows: Tensor, progress: Progress | None) -> ViewOutputs:
-    done, total = 0, len(rows) * (1 + WEAK_VIEWS + STRONG_VIEWS) + len(run.split.labeled)
+def _view_outputs(run: FinishedRun, workspace: Workspace, count: int, progress: Progress | None) -> ViewOutputs:
+    """The outputs of `count` views; from the features that training has stored, if the backbone was frozen."""
+    views = ["none", *(f"weak{view}" for view in range(WEAK_VIEWS)), *(f"strong{view}" for view in range(STRONG_VIEWS))]
+    model, bank, done = run.model, dict[str, NDArray[np.float16]](), 0
+    config = run.record.spec.network
+    if isinstance(config, PretrainedConfig) and config.train == "head":
+        store = FeatureStore(run.record.spec, run.data.train.images, workspace.features)
+        if not store.missing(view_names(config)):
+            views = view_names(config)
+            bank = dict(zip(views, store.read(views), strict=True))
+            whole = model.network
+            head = Network(FeatureInput(cast(Tensor, whole.backbone.center)), whole.classifier, {}, whole.normalize_features)
+            model = dataclasses.replace(model, network=head.eval(), normalizer=cast(Normalizer, nn.Identity()))
 
-    def of_images(images: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal done
-        parts = []
-        for block in torch.split(images, BLOCK):
-            parts.append(run.model.outputs(block))
-            done += len(block)
-            if progress:
-                progress(done, total)
-        probabilities, features = zip(*parts, strict=True)
-        return torch.cat(probabilities), torch.cat(features)
-
-    def outputs(kind: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def inputs(view: str, rows: Tensor) -> Tensor:
+        if bank:
+            return torch.from_numpy(bank[view][rows.numpy()]).to(model.network.classifier.weight.dtype)[:, :, None, None]
         images = run.data.train.images[rows]
-        if kind == "none":
-            return of_images(images)
-        views = []
-        for number in range(WEAK_VIEWS if kind == "weak" else STRONG_VIEWS):
-            weak = run.weak(images, generator(0, "beliefs/weak", number))
-            view = weak if kind == "weak" else run.strong(images, generator(0, "beliefs/strong", number), weak)
-            views.append(of_images(view))
-        return _mean(views)
-
-    return outputs
-
-
-def _mean(views: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.stack([probabilities for probabilities, _ in views]).mean(dim=0), views[0][1]
-
-
-def _stored_outputs(run: FinishedRun, workspace: Workspace) -> ViewOutputs | None:
-    """Outputs from the features that training stored; None if the backbone was trained or the pictures are not the same."""
-    spec, network = run.record.spec, run.model.network
-    if not isinstance(spec.network, PretrainedConfig) or spec.network.train != "head":
-        return None
-    views = view_names(spec.network)
-    store = FeatureStore(spec, run.data.train.images, workspace.features)
-    if store.missing(views):
-        return None
-    bank = dict(zip(views, store.read(views), strict=True))
-    center = cast(Tensor, network.backbone.center)
-    head = Network(FeatureInput(center), network.classifier, {}, network.normalize_features).eval()
-    model = dataclasses.replace(run.model, network=head, normalizer=_Unchanged())
+        if view == "none":
+            return images
+        weak = run.weak(images, generator(0, "beliefs/weak", int(view[-1])))
+        return weak if view.startswith("weak") else run.strong(images, generator(0, "beliefs/strong", int(view[-1])), weak)
 
     def outputs(kind: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = [torch.from_numpy(bank[view][rows.numpy()]) for view in views if view.startswith(kind)]
-        return _mean([model.outputs(features.to(center.dtype)[:, :, None, None]) for features in chosen])
+        nonlocal done
+        found = []
+        for view in (view for view in views if view.startswith(kind)):
+            parts = []
+            for block in torch.split(inputs(view, rows), BLOCK):
+                parts.append(model.outputs(block))
+                done += len(block)
+                if progress and not bank:
+                    progress(done, count)
+            found.append([torch.cat(one) for one in zip(*parts, strict=True)])
+        return torch.stack([probabilities for probabilities, _ in found]).mean(dim=0), found[0][1]
 
     return outputs
-
-
-class _Unchanged(Normalizer):
-    """Stored features are the head's input as they are."""
-
-    def __init__(self) -> None: ...
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return images
 
 
 def suggest(reviewed: ReviewedRun, count: int) -> list[Suggestion]:

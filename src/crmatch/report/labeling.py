@@ -43,8 +43,7 @@ class Choice(StrictModel):
 
 def read_folder(folder: Path, file: Path, data_dir: Path, size: int | None, progress: Progress | None = None) -> FolderData:
     """The pictures of a folder with the labels of `file`, which may not exist yet."""
-    given = file if file.is_file() else None
-    return load_folder(folder, size or SMALL, data_dir, given, progress, trainable=False)
+    return load_folder(folder, size or SMALL, data_dir, file if file.is_file() else None, progress, trainable=False)
 
 
 class LabelingSite:

@@ -18,7 +18,7 @@ from crmatch.data.folder.workers import Progress, decode_pictures
 from crmatch.methods import title_of
 from crmatch.predict.label_suggestions import ReviewedRun, suggest
 from crmatch.report.pictures import data_url, picture
-from crmatch.report.server import security_policy
+from crmatch.report.server import POLICY
 
 THUMBNAIL = 128
 """Side in pixels of the thumbnails of a folder's pictures; images of a data set are shown as they are."""
@@ -37,7 +37,7 @@ x: number of a group of identical pictures with contradicting labels; t, o: addr
 def render(template: str, nonce: str, **values: Any) -> bytes:
     """A page whose scripts and styles carry the nonce."""
     templates = Environment(loader=PackageLoader("crmatch.report"), autoescape=True)
-    return templates.get_template(template).render(nonce=nonce, policy=security_policy(nonce), **values).encode()
+    return templates.get_template(template).render(nonce=nonce, policy=POLICY.format(nonce=nonce), **values).encode()
 
 
 def write_review(reviewed: ReviewedRun, out: Path, most: int | None = None, progress: Progress | None = None) -> int:

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 from crmatch.errors import CRMatchError, RequestError
 
-POLL_SECONDS = 0.2
-SLOWEST_REQUEST = 30.0
-"""Seconds without a byte after which a connection is closed."""
+POLICY = (
+    "default-src 'none'; img-src 'self' data: blob: file:; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'"
+)
+"""What a page may load: its own pictures, and scripts and styles that carry the nonce."""
 
 
 class Answer(NamedTuple):
@@ -32,48 +34,33 @@ def json_answer(values: Any, status: int = 200, last: bool = False) -> Answer:
     return Answer(json.dumps(values).encode(), status=status, last=last)
 
 
-def security_policy(nonce: str) -> str:
-    """What a page may load: its own pictures, and scripts and styles that carry the nonce."""
-    rules = {
-        "default-src": "'none'",
-        "img-src": "'self' data: blob: file:",
-        "script-src": f"'nonce-{nonce}'",
-        "style-src": f"'nonce-{nonce}'",
-        "connect-src": "'self'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in rules.items())
-
-
 class Site(Protocol):
-    """What a server shows; paths are relative to its address. Methods may run in several threads at once."""
+    """What a server shows. Paths are relative to its address; None as an answer: there is no such path."""
 
     most_bytes: int  # of the body of a request
 
     def get(self, path: str, nonce: str) -> Answer | None:
-        """The page (path ""), which may run scripts and styles with this nonce, or another file; None: there is none."""
+        """The page (path ""), whose scripts and styles carry the nonce, or another file."""
 
     def post(self, path: str, body: bytes) -> Answer | None:
-        """The answer to a request with a body; None: there is no such path."""
+        """The answer to a request with a body."""
 
 
 class LocalServer(ThreadingHTTPServer):
-    """Serves a site at `address` until it is stopped, ends itself, or nobody asked for anything for a while."""
+    """Serves a site at `address`."""
 
     request_queue_size = 64  # a browser asks for many thumbnails at once
+    timeout = 0.2  # of `handle_request`
 
     def __init__(self, site: Site, port: int = 0) -> None:
         """Listen on `port`; 0: any free one."""
         try:
             super().__init__(("127.0.0.1", port), _Handler)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RequestError(f"port {port} cannot be used: {reason}.\nChoose another --port, or leave it out.") from error
+        except OSError as error:
+            raise RequestError(f"port {port} cannot be used: {error.strerror}.\nUse another --port.") from error
         self.site, self.token, self.nonce = site, secrets.token_urlsafe(16), secrets.token_urlsafe(16)
         self.address = f"http://127.0.0.1:{self.server_port}/{self.token}/"
-        self.hosts = [f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")]
-        self.last_request, self.ended, self.timeout = time.monotonic(), False, POLL_SECONDS
+        self.last_request, self.ended = time.monotonic(), False
 
     def run(self, stop: Callable[[], bool], idle_seconds: float) -> None:
         """Serve until `stop` returns True, the site gave its last answer, or there was no request for `idle_seconds`."""
@@ -89,7 +76,7 @@ class LocalServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: LocalServer
-    timeout = SLOWEST_REQUEST
+    timeout = 30.0  # seconds without a byte
     server_version, sys_version = "crmatch", ""
 
     def do_GET(self) -> None:
@@ -100,34 +87,34 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _post(self, path: str) -> Answer | None:
         length, most = int(self.headers.get("Content-Length") or -1), self.server.site.most_bytes
-        if not 0 <= length <= most:
-            while length > 0 and (part := self.rfile.read(min(length, 1 << 20))):  # so that the client reads the answer
-                length -= len(part)
-            return json_answer({"error": f"more than {most >> 20} MB, or no length given"}, 413)
-        return self.server.site.post(path, self.rfile.read(length))
+        if 0 <= length <= most:
+            return self.server.site.post(path, self.rfile.read(length))
+        while length > 0 and (part := self.rfile.read(min(length, 1 << 20))):  # so that the client reads the answer
+            length -= len(part)
+        return json_answer({"error": f"more than {most >> 20} MB, or no length given"}, 413)
 
     def _respond(self, answer_to: Callable[[str], Answer | None]) -> None:
         """Answer, if the request has the token and was sent to this computer by name: a page elsewhere knows neither."""
         token, slash, path = self.path.partition("?")[0][1:].partition("/")
         known = hmac.compare_digest(token.encode(), self.server.token.encode())
-        if not (known and slash and self.headers.get("Host") in self.server.hosts):
+        hosts = [f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")]
+        if not (known and slash and self.headers.get("Host") in hosts):
             self._send(json_answer({"error": "this address has no valid token: use the one that crmatch printed"}, 403))
             return
         self.server.last_request = time.monotonic()
         try:
             answer = answer_to(path) or json_answer({"error": "not found"}, 404)
         except (CRMatchError, ValueError) as error:
-            answer = json_answer({"error": str(error).replace("\n", " ") or type(error).__name__}, 400)
+            answer = json_answer({"error": str(error).replace("\n", " ")}, 400)
         self._send(answer)
-        if answer.last:
-            self.server.ended = True
+        self.server.ended |= answer.last
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)
         headers = {
             "Content-Type": answer.kind,
             "Content-Length": str(len(answer.content)),
-            "Content-Security-Policy": f"{security_policy(self.server.nonce)}; frame-ancestors 'none'",
+            "Content-Security-Policy": f"{POLICY.format(nonce=self.server.nonce)}; frame-ancestors 'none'",
             "Cache-Control": "private, max-age=3600" if answer.kind.startswith("image/") else "no-store",
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",

@@ -108,32 +108,31 @@ def _folder_hash(spec: RunSpec) -> str:
 
 def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     """Every key, in order, whose value is not that of the spec's recipe."""
-    named = ["split", "seed"]
+    base = recipe(setting, kind_of(spec.method), spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
+    if isinstance(spec.network, OwnNetworkConfig):
+        base = base.model_copy(update={"network": OwnNetworkConfig(code=spec.network.code)})
+    named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum", "start_from"]
     if spec.plan.minutes is not None:  # what follows from them
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]
     if getattr(spec.network, "size_chosen", False):
         named += ["data.image_size", "network.size_chosen"]
-    changed = {key: value for key, value in _unlike_recipe(spec, setting).items() if key not in named}
+    changed = {key: value for key, (value, _) in differences(spec, base).items() if key not in named}
     if isinstance(spec.method, StoredMethod):  # its defaults are not known, so all of its values are shown
         changed |= {f"method.{key}": value for key, value in (spec.method.model_extra or {}).items()}
     return dict(sorted(changed.items()))
 
 
 def keys_to_keep(spec: RunSpec, setting: Setting) -> dict[str, Any]:
-    """Every key that the next round takes from `spec`: what is not as in its recipe, and the image size if it was given."""
-    left_out = ["data.folder", "network.weights", "network.size_chosen"]
-    network = {"network": reference_to(spec.network.code)} if isinstance(spec.network, OwnNetworkConfig) else {}
-    keys = {**network, "data.image_size": spec.data.image_size, **_unlike_recipe(spec, setting)}
-    left_out += ["data.image_size"] if getattr(spec.network, "size_chosen", False) else []
-    return {key: value for key, value in keys.items() if key not in left_out}
-
-
-def _unlike_recipe(spec: RunSpec, setting: Setting) -> dict[str, Any]:
+    """What the next round takes from `spec` besides its recipe: everything but the labels, and the size if it was given."""
     base = recipe(setting, kind_of(spec.method), spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
-    if isinstance(spec.network, OwnNetworkConfig):
-        base = base.model_copy(update={"network": OwnNetworkConfig(code=spec.network.code)})
-    named = ("setting", "recipe", "data.labels_file", "data.labels_checksum", "start_from")
-    return {key: value for key, (value, _) in differences(spec, base).items() if key not in named}
+    named = ["setting", "recipe", "start_from", "data.folder", "data.labels_file", "data.labels_checksum"]
+    if getattr(spec.network, "size_chosen", False):
+        named.append("data.image_size")
+    changed = {key: value for key, (value, _) in differences(spec, base).items() if not key.startswith("network.")}
+    network = spec.network.model_dump(mode="json")
+    network |= {key: getattr(base.network, key) for key in ("weights", "size_chosen") if key in network}
+    keys = {"network": network, "data.image_size": spec.data.image_size, **changed}
+    return {key: value for key, value in keys.items() if key not in named}
 
 
 def method_reference(spec: RunSpec) -> str:
