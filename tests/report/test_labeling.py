@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -254,6 +255,13 @@ def test_the_server_stops_when_idle_and_by_a_signal_and_one_is_enough(
     refused = crmatch("label", trained.run, "--no-browser")
     assert refused.code == 2
     assert "crmatch review" in refused.err
+    (tmp_path / "empty").mkdir()
+    assert "has no pictures" in crmatch("label", tmp_path / "empty").err
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = crmatch("serve", trained.run, "--port", taken.getsockname()[1])
+    assert (busy.code, busy.err.splitlines()[1]) == (2, "Use another --port.")
 
 
 def test_serve_answers_pictures_with_probabilities_and_others_with_a_message(trained: Trained, tmp_path: Path) -> None:

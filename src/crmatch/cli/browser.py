@@ -6,6 +6,7 @@ crmatch serve runs/my-photos/round2     # drop a picture, see its classes
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -52,7 +53,7 @@ def label(
     out = run.parents[2] if run else out
     spec = read_record(run).spec if run else None
     file = (spec and labels_file(spec)) or folder / "labels.csv"
-    name = _next_name(run)
+    name = _next_name(out / folder.name, run)
     words = ["--name", name] if name else []
     words += ["--out", short_path(out)] if out.resolve() != Path("runs").resolve() else []
     words += ["--data-dir", str(data_dir)] if data_dir else []
@@ -101,14 +102,16 @@ def serve(
 
 def _serve(server: LocalServer, browser: bool, idle: float, hint: str) -> bool:
     """Serve until Ctrl-C, the page's last request, or `idle` minutes without one; returns whether the page ended it."""
-    from crmatch.runs.signals import catch_signals
+    from crmatch.runs.signals import stop_request
 
-    stop = catch_signals(quiet=True)
+    stop = stop_request()
+    stop.quiet = True
     stop()  # from now on, Ctrl-C ends the loop below instead of the process
-    typer.echo(f"{server.address}\n{hint} Ctrl-C stops the server.")
+    typer.echo(f"{server.address}\n{hint}\nCtrl-C stops the server.")
     if browser and (sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         webbrowser.open(server.address)
     server.run(stop, 60 * idle)
+    stop.quiet = False
     if not (server.ended or stop()):
         typer.echo(f"Stopped after {idle:g} minutes without a request.")
     return server.ended
@@ -132,14 +135,8 @@ def _find(place: Path, out: Path) -> tuple[Path | None, Path]:
     return run, Path(named)
 
 
-def _next_name(run: Path | None) -> str | None:
-    """round2 after round1; None after a run without a name of its own."""
-    if run is None:
-        return "round1"
-    found = re.fullmatch(r"([^=]*?)(\d+)", run.parent.name)
-    if not found:
-        return None
-    number = int(found[2]) + 1
-    while (run.parents[1] / f"{found[1]}{number}").exists():
-        number += 1
-    return f"{found[1]}{number}"
+def _next_name(runs: Path, run: Path | None) -> str | None:
+    """The first free name after that of `run`, as round2 after round1; None if it has no name of its own."""
+    found = re.fullmatch(r"([^=]*?)(\d+)", run.parent.name if run else "round0")
+    free = (f"{found[1]}{number}" for number in itertools.count(int(found[2]) + 1)) if found else ()
+    return next((name for name in free if not (runs / name).exists()), None)

@@ -77,6 +77,8 @@ def scan_folder(folder: Path, labels_file: Path | None = None, trainable: bool =
         labels |= _read_labels(labels_file, walk, test)
     if trainable:
         _check_classes(folder, labels, test)
+    elif not walk.files:
+        raise DataError(f"{folder} has no pictures.\nName a folder of JPEG, PNG or other picture files.")
 
     def position(path: str) -> tuple[int, str, str]:
         if path in test:
