@@ -22,6 +22,7 @@ demo-photos: .venv/installed-dev-onnx-pretrained
 	$(BIN)/python examples/demo_photos.py demo-photos
 	$(BIN)/crmatch train demo-photos
 	$(BIN)/crmatch suggest runs/demo-photos/crmatch-head/split1-seed0 -n 5
+	@echo "Next: $(BIN)/crmatch label runs/demo-photos/crmatch-head"
 
 # The documentation as a site in build/site. Its theme announces its own end (May 2027) on every build unless told not to.
 docs: $(INSTALLED)

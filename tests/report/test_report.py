@@ -6,17 +6,19 @@ import html
 import json
 import re
 from pathlib import Path
+from urllib.request import url2pathname
 
 import numpy as np
 import pytest
 import torch
+from jinja2 import Environment, PackageLoader
 
 from conftest import Command, Trained
 from crmatch.data.settings import parse_setting
 from crmatch.report.charts import Series, line_chart, round_marks
 from crmatch.report.page import find_baseline, spec_rows
 from crmatch.report.pictures import confident_mistakes, least_certain
-from crmatch.runs.finished import read_record
+from crmatch.runs.finished import read_record, short_names
 from crmatch.spec.recipes import recipe
 from finished import HOSTILE_NAMES, stripes_in, train_tiny, write_photos
 
@@ -89,6 +91,45 @@ def test_a_run_without_a_test_set_shows_its_least_certain_unlabeled_images(crmat
     assert "no test set" in page
     assert "Unlabeled images with the lowest confidence" in page
     assert "<h3>Error by class" not in page
+    assert "Pseudo-labels used" in page  # how good they are, nobody knows
+    assert "true classes" not in page
+    links = re.findall(r'<a href="(file://[^"]+)" title="(unlabeled/\d\d\.jpg)">(\d\d\.jpg)</a>', page)
+    assert len(links) == 12
+    assert all(Path(url2pathname(link.removeprefix("file://"))) == folder / path for link, path, _ in links)
+
+
+@pytest.mark.process
+def test_mistakes_on_test_pictures_name_their_files_and_full_classes(crmatch: Command, tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "photos", labeled=4, unlabeled=8, test=20)
+    long_name = "a very long name of a class, longer than any picture is wide & <wider>"
+    for part in ("labeled", "test"):
+        (folder / part / "down").rename(folder / part / long_name)
+    run = train_tiny(tmp_path / "runs", tmp_path / "cache", setting=str(folder), **{"plan.steps": 4})
+    page = write(crmatch, tmp_path / "r.html", run, "--data-dir", tmp_path / "cache")
+    mistakes = page.partition("Most confident mistakes")[2].partition("</section>")[0]
+    shown = re.findall(r'title="test/([^"]+)/(\d\d)\.jpg">\d\d\.jpg</a>.*?true: ([^<]+)</span>', mistakes, re.DOTALL)
+    record = read_record(run)
+    assert record.error
+    assert len(shown) == round(record.error / 100 * record.test_images)
+    for directory, number, truth in shown:
+        assert html.unescape(directory) == html.unescape(truth) == ("across", long_name)[int(number) % 2]
+
+
+def test_a_curve_of_one_evaluation_is_a_point() -> None:
+    chart = line_chart("title", [Series("one", [(50, 20.0)], 3), Series("many", [(0, 40.0), (100, 0.0)], 1)])
+    macros = Environment(loader=PackageLoader("crmatch.report"), autoescape=True).get_template("macros.html").module
+    drawn = macros.chart(chart)  # type: ignore[attr-defined]
+    assert '<path class="line point s3" d="M50.00,50.00h0">' in drawn
+    assert drawn.count("<polyline") == 1
+
+
+def test_runs_are_named_by_what_differs(tmp_path: Path) -> None:
+    paths = [tmp_path / "photos" / name / "split1-seed0" for name in ("round1", "round2")]
+    assert list(short_names(paths).values()) == ["round1", "round2"]
+    assert list(short_names(paths[:1]).values()) == ["photos/round1/split1-seed0"]
+    assert list(short_names([paths[0], paths[0].with_name("split2-seed0")]).values()) == ["split1-seed0", "split2-seed0"]
+    other = tmp_path / "elsewhere" / "photos" / "round1" / "split1-seed0"
+    assert list(short_names([paths[0], other]).values()) == [str(paths[0]), str(other)]
 
 
 def test_many_classes_become_a_picture_and_pages_stay_small(crmatch: Command, digits_run: Path, tmp_path: Path) -> None:

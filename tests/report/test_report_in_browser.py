@@ -49,8 +49,8 @@ def test_the_page_makes_no_request_logs_no_error_and_shows_names_as_text(browser
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
     assert page.as_uri() in asked
-    # chrome: are the pages of the browser itself, such as its start page.
-    assert not [address for address in asked if address != page.as_uri() and not address.startswith(("data:", "chrome:"))]
+    # chrome: and chrome-untrusted: are the pages of the browser itself, such as its start page.
+    assert not [address for address in asked if address != page.as_uri() and not address.startswith(("data:", "chrome"))]
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.scripts.length") == 0
     text = browser.execute_script("return document.body.textContent")
@@ -65,6 +65,8 @@ def test_nothing_overflows_the_width(browser: Any, page: Path, width: int, theme
     assert browser.execute_script("return window.innerWidth") == width
     root = "document.documentElement"
     assert browser.execute_script(f"return {root}.scrollWidth <= {root}.clientWidth")
+    style = "return [...document.querySelectorAll('.matrix .cell')].map(one => getComputedStyle(one).whiteSpace)"
+    assert {*browser.execute_script(style)} == {"nowrap"}  # a count is never broken into two lines
     ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(247, 247, 245)" if theme == "light" else "rgb(19, 21, 25)")
 

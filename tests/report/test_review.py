@@ -20,7 +20,7 @@ from crmatch.data.images import DataSet, ImageSet
 from crmatch.data.splits import Split
 from crmatch.predict.label_suggestions import ReviewedRun, Scores, read_run, suggest
 from crmatch.predict.model import load
-from crmatch.report.review import write_review
+from crmatch.report.review import unlabeled_cards, write_review
 from crmatch.runs.workspace import Workspace
 from finished import train_tiny, write_photos
 
@@ -71,11 +71,11 @@ def test_labels_given_in_the_browser_train_the_next_model(
 
     first, second, third = cards(browser)[:3]
     names = [name(card) for card in (first, second, third)]
-    first.find_element("tag name", "img").click()  # confirms
+    browser.find_element("tag name", "body").send_keys(Keys.ENTER)  # confirms the first card, which needs no click before
     Select(second.find_element("tag name", "select")).select_by_visible_text("7")  # corrects by mouse
-    browser.execute_script("arguments[0].focus()", second)
-    second.send_keys(Keys.ARROW_RIGHT)
-    browser.switch_to.active_element.send_keys("3")  # corrects by keyboard
+    third.find_element("tag name", "img").click()  # enlarges, and labels nothing
+    assert browser.find_element("id", "caption").text.startswith(f"{names[2]}: ")
+    browser.switch_to.active_element.send_keys("4", Keys.ARROW_LEFT, "3", Keys.ESCAPE)  # corrects by keyboard, twice
     assert browser.find_element("id", "count").text == "3 labels"
 
     browser.refresh()
@@ -157,13 +157,22 @@ def test_five_thousand_pictures_paint_in_two_seconds_and_hostile_names_do_nothin
     assert seconds < 0.5
 
 
-def test_only_the_least_certain_pictures_are_shown_if_a_number_is_given(tmp_path: Path) -> None:
-    reviewed, page = many(50, ("cat", "</script>dog")), tmp_path / "review.html"
+def test_pictures_are_shown_in_the_suggested_order_and_only_some_if_a_number_is_given(tmp_path: Path) -> None:
+    reviewed, page = many(150, ("cat", "</script>dog")), tmp_path / "review.html"
     assert write_review(reviewed, page, most=10) == 10
     data = json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
-    expected = reviewed.scores.uncertainty.argsort(descending=True)[:10].tolist()
-    assert [image["n"] for image in data["images"]] == [reviewed.names[row] for row in expected]
+    assert [image["n"] for image in data["images"]] == [item.name for item in suggest(reviewed, 10)]
     assert data["classes"] == ["cat", "</script>dog"]
+    suggested = [item.row for item in suggest(reviewed, 100)]
+    others = [row for row in reviewed.scores.uncertainty.argsort(descending=True, stable=True).tolist() if row not in suggested]
+    assert [card["i"] for card in unlabeled_cards(reviewed)] == suggested + others
+
+
+def test_nobody_is_asked_again_about_a_picture_whose_class_was_not_clear() -> None:
+    reviewed = many(50, ("cat", "dog"))
+    (first,) = suggest(reviewed, 1)
+    again = suggest(reviewed._replace(lines={first.name: "", "elsewhere.jpg": ""}), 50)
+    assert {item.name for item in again} == {*reviewed.names} - {first.name}
 
 
 def test_suggestions_are_deterministic_uncertain_and_diverse(crmatch: Command, digits_run: Path, reviewed: ReviewedRun) -> None:
@@ -226,5 +235,9 @@ def test_a_folders_review_keeps_the_labels_it_was_trained_with(crmatch: Command,
     assert crmatch("review", runs[1]["run"], "--out", page, "--data-dir", tmp_path / "cache").code == 0
     data = json.loads(page.read_text().partition('id="data">')[2].partition("</script>")[0])
     assert data["kept"] == [["unlabeled/07.jpg", "down"]]
-    assert len(data["images"]) == 17
-    assert all(image["n"].startswith("unlabeled/") for image in data["images"])
+    labels = {image["n"]: (image.get("l"), image.get("b")) for image in data["images"]}
+    assert len(labels) == 24  # the labeled ones are shown, too
+    assert list(labels.values()).count((None, None)) == 17
+    assert labels["unlabeled/07.jpg"] == ("down", None)
+    assert labels["labeled/across/00.jpg"] == ("across", "across")
+    assert Path(data["images"][0]["o"].removeprefix("file://")).is_file()

@@ -23,6 +23,7 @@ from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError, StoppedError
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.networks.pretrained.weights import installed_file
+from crmatch.predict.label_suggestions import read_run
 from crmatch.predict.model import load
 from crmatch.runs.cross_validation import Evidence, folds, gather_evidence
 from crmatch.runs.experiment import Experiment
@@ -323,12 +324,44 @@ def test_a_folder_starts_from_a_backbone_if_its_method_can(workspace: Workspace,
     assert default_recipe(folder, method) == name
 
 
+def test_suggestions_of_a_head_come_from_its_stored_features(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(workspace)
+    run(spec, workspace)
+    path = workspace.run_directory(spec).path
+    with monkeypatch.context() as patch:
+        patch.setattr("crmatch.analysis.finished_run.FinishedRun.weak", None)  # no view is made again
+        stored = read_run(path, workspace).scores
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureStore, "missing", lambda store, views: views)
+        computed = read_run(path, workspace).scores
+    assert torch.equal(stored.rows, computed.rows)
+    assert torch.allclose(stored.probabilities, computed.probabilities, atol=0.01)  # features are stored in half precision
+    assert torch.allclose(stored.features, computed.features, atol=0.01)
+    assert stored.disagreement.max() > 0
+
+
+def test_a_tuned_network_is_the_start_of_the_next_round(workspace: Workspace) -> None:
+    spec = spec_of(workspace, "tune")
+    before = run(spec, workspace)
+    weights = json.loads(workspace.run_directory(spec).model_config.read_text())["checksum"][:8]
+    start = f"{workspace.run_directory(spec).path}#{weights}"
+    again, elsewhere = replace(spec, start_from=start), Workspace(workspace.out / "elsewhere", workspace.data_dir)
+    experiment = make_experiment(
+        again, *workspace.load(again), choose_runtime(Execution("cpu")), elsewhere, Execution(), None, bool
+    )
+    kept = safetensors.torch.load_file(workspace.run_directory(spec).model)
+    state = experiment.training().models.student.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in kept.items())
+    assert not elsewhere.out.exists()  # no head was trained for it
+    assert run(again, elsewhere).final["loss/total"] != before.final["loss/total"]
+
+
 def test_keys_that_came_later_rename_no_run() -> None:
     """The hash that ends long names is that of the spec as it was before these keys."""
     spec = recipe(parse_setting("digits@4"))
     values = spec.to_json()
     del values["plan"]["minutes"], values["plan"]["backbone_rate"], values["data"]["code"], values["method"]["code"]
-    del values["augmentation"]["translation"]
+    del values["augmentation"]["translation"], values["start_from"]
     assert spec.hash == hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
     assert replace(spec, **{"plan.minutes": 1}).hash != spec.hash
 

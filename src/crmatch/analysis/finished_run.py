@@ -8,15 +8,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from crmatch.atomic_files import read_json
 from crmatch.augment.batches import build_policy
 from crmatch.augment.ctaugment import CTAugment
 from crmatch.augment.views import Policy
 from crmatch.augment.weak import weak_views
-from crmatch.data.images import DataSet, ImageSet
-from crmatch.data.splits import Split
+from crmatch.data.folder.load import FolderData, load_folder
+from crmatch.data.images import LEFT_OUT, UNLABELED, DataSet, ImageSet
+from crmatch.data.splits import Split, given_split
 from crmatch.errors import DataError
 from crmatch.predict.model import Model, load
 from crmatch.randomness import generator
+from crmatch.runs.directory import RunDirectory
 from crmatch.runs.experiment import weak_augmentation
 from crmatch.runs.finished import read_record
 from crmatch.runs.record import RunRecord
@@ -31,6 +34,7 @@ class FinishedRun(NamedTuple):
     model: Model  # the evaluated one
     data: DataSet
     split: Split  # which training images are labeled and which are unlabeled
+    pictures: FolderData | None = None  # of a run on a folder
 
     @property
     def test(self) -> ImageSet:
@@ -63,13 +67,37 @@ class FinishedRun(NamedTuple):
 
 
 def open_run(path: Path | str, workspace: Workspace) -> FinishedRun:
-    """The finished run in `path` with its model and its data, which must still be the data it was trained on."""
+    """The finished run in `path` with its model and its data, which must still be the data it was trained on.
+
+    A folder's labels.csv may have changed: the run keeps the labels that it was trained with.
+    """
     path = Path(path)
     model, record = load(path), read_record(path)
-    data, split = workspace.load(record.spec)
+    pictures = None
+    if record.spec.data.folder and RunDirectory(path).split.is_file():
+        pictures = load_folder(Path(record.spec.data.folder), model.image_size, workspace.data_dir, trainable=False)
+        data, split = _as_trained(pictures, record, RunDirectory(path))
+    else:
+        data, split = workspace.load(record.spec)
     if data.train.fingerprint != record.data_fingerprint or list(data.train.class_names) != record.class_names:
         raise DataError(f"the data of {path} changed since it was trained.\nRestore the old data, or train again.")
-    return FinishedRun(path, record, model, data, split)
+    return FinishedRun(path, record, model, data, split, pictures)
+
+
+def _as_trained(pictures: FolderData, record: RunRecord, directory: RunDirectory) -> tuple[DataSet, Split]:
+    """The pictures of a folder with the labels that a run was trained with."""
+    kept, names = read_json(directory.split), tuple(record.class_names)
+    labels, left_out = torch.full((len(pictures.train),), UNLABELED), kept.get("left_out", [])
+    if max([*kept["labeled"], *left_out], default=-1) < len(labels):  # otherwise the fingerprint will differ
+        labels[kept["labeled"]] = torch.arange(len(names)).repeat_interleave(torch.tensor(kept["labels_of_class"]))
+        labels[left_out] = LEFT_OUT
+    test = pictures.test
+    if test is not None:
+        place = torch.tensor([names.index(name) if name in names else UNLABELED for name in test.class_names])
+        if (place[test.labels] == UNLABELED).any():
+            raise DataError(f"there are test pictures of classes that {directory.path} does not know.\nTrain again.")
+        test = ImageSet(test.images, place[test.labels], names)
+    return DataSet(ImageSet(pictures.train.images, labels, names), test), given_split(labels, record.spec.data.unlabeled)
 
 
 def draws(repeat: int, purpose: str, epoch: int = 0) -> torch.Generator:

@@ -67,7 +67,9 @@ TRANSFORMATIONS: dict[str, View] = {
 }
 
 
-def probe(run: Path | str, workspace: Workspace, *, repeats: int = REPEATS) -> dict[str, Summary]:
+def probe(
+    run: Path | str, workspace: Workspace, *, repeats: int = REPEATS, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Summary]:
     """Error of the probe in percent by transformation, mean and deviation over `repeats`, on the test set of a run.
 
     The paper's five questions: four transformations against the original, and the run's strong against its weak views.
@@ -80,7 +82,12 @@ def probe(run: Path | str, workspace: Workspace, *, repeats: int = REPEATS) -> d
         raise RequestError(f"{run} has {len(images)} test images.\nThe probe needs 10 or more.")
     tasks: dict[str, Task] = {name: (_unchanged, changed) for name, changed in TRANSFORMATIONS.items()}
     tasks[STRONG_AGAINST_WEAK] = finished.weak, finished.strong
-    return {name: probe_task(name, task, images, finished.model.features, repeats) for name, task in tasks.items()}
+    found: dict[str, Summary] = {}
+    for name, task in tasks.items():
+        if progress:
+            progress(len(found), len(tasks))
+        found[name] = probe_task(name, task, images, finished.model.features, repeats)
+    return found
 
 
 def probe_task(name: str, task: Task, images: Tensor, featurize: Featurize, repeats: int = REPEATS) -> Summary:

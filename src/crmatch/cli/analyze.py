@@ -54,8 +54,10 @@ def probe(
 ) -> None:
     """Measure equivariance: the error of a linear SVM that tells transformed from original images (50 %: it cannot)."""
     from crmatch.analysis.probe import probe as measure
+    from crmatch.cli.display import Bar
 
-    result = measure(run, workspace_at(data_dir), repeats=repeats)
+    with Bar("transformations", label="probing") as progress:
+        result = measure(run, workspace_at(data_dir), repeats=repeats, progress=progress)
     _print_summaries(run, "transformation", "probe error %", result, 2, json_)
 
 

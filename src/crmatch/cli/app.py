@@ -10,6 +10,7 @@ import typer
 
 import crmatch
 from crmatch.cli.analyze import distances, figure, probe, report
+from crmatch.cli.browser import label, serve
 from crmatch.cli.claims import claims
 from crmatch.cli.data import data
 from crmatch.cli.help import arrange
@@ -45,7 +46,9 @@ def _options_of_the_program(
 
 
 # The help lists the commands in this order.
-for command in (train, evaluate, predict, export, review, suggest, runs, table, claims, report, probe, distances):
+for command in (
+    train, evaluate, predict, export, label, review, suggest, serve, runs, table, claims, report, probe, distances,
+):  # fmt: skip
     app.command()(command)
 app.add_typer(figure, name="figure")
 app.add_typer(show, name="show")

@@ -30,19 +30,19 @@ TIMED_STEPS, TIMED_SECONDS = 5, 10.0
 class Bar(AbstractContextManager["Bar"]):
     """A progress bar on an interactive terminal, in units such as `bytes` or `steps`; nothing elsewhere or if `quiet`."""
 
-    def __init__(self, unit: str, quiet: bool = False) -> None:
+    def __init__(self, unit: str, quiet: bool = False, label: str = "reading") -> None:
         self.console = Console(stderr=True, highlight=False, markup=False)
         self.visible = self.console.is_interactive and not quiet
-        self._unit = unit
+        self._unit, self._label = unit, label
         self._progress: bars.Progress | None = None
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` pictures are read; the first call starts the bar."""
+        """`done` of `total` are done; the first call starts the bar."""
         if self._progress is None:
-            self.start(total, 0, "reading")
+            self.start(total, 0, self._label)
         self.update(completed=done)
 
     def start(self, total: int | None, already: int, label: str) -> None:
@@ -157,8 +157,8 @@ def describe_error(error: float, images: int) -> str:
     return f"test error {error:.2f} % (95 % interval {low:.1f}–{high:.1f} %), accuracy {100 - error:.2f} %"
 
 
-def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> None:
-    """The result of `crmatch train`: test errors, the gain over the baseline if there is one, and the directories."""
+def print_records(records: Sequence[RunRecord], directories: Sequence[Path], before: RunRecord | None = None) -> None:
+    """The result of `crmatch train`: test errors, the gains over the baseline and the round before, and the directories."""
     first, *others = records
     setting = f"{first.spec.setting}, split {first.spec.split}, {first.labeled_images:,} labels"
     for record in records:
@@ -176,6 +176,14 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> 
         change = f"{'lowers' if gain >= 0 else 'raises'} the error by {abs(gain):.2f} percentage points"
         how = "Tuning with" if first.spec.recipe == "tune" else "Using"
         typer.echo(f"{how} the {first.unlabeled_images:,} unlabeled images {change}.")
+    if before:
+        more = first.labeled_images - before.labeled_images
+        labels = f"{abs(more):,} {'more' if more >= 0 else 'fewer'} label{'s' * (abs(more) != 1)}"
+        if first.error is None or before.error is None:
+            typer.echo(f"{labels} than before; without test pictures the errors cannot be compared.")
+        else:
+            other = "" if first.test_images == before.test_images else ", on another test set"
+            typer.echo(f"Before {before.error:.1f} %, now {first.error:.1f} %, {labels}{other}.")
     for directory in directories:
         typer.echo(f"Saved in {directory}")
 

@@ -8,12 +8,13 @@ import typer
 
 COMMAND_PANELS = {
     "Train": ("train", "evaluate", "table", "claims"),
-    "Use a model": ("predict", "export", "review", "suggest"),
+    "Label pictures": ("label", "review", "suggest"),
+    "Use a model": ("predict", "serve", "export"),
     "Look at results": ("runs", "report", "probe", "distances", "figure"),
     "Data and settings": ("data", "show"),
 }
 OPTION_PANELS = {
-    "Data": ("setting", "splits", "split", "labels", "image_size", "data_dir", "records", "code"),
+    "Data": ("setting", "splits", "split", "labels", "from_", "image_size", "data_dir", "records", "code"),
     "Training": ("method", "recipe", "backbone", "network", "minutes", "steps", "policy", "seed", "baseline", "set_", "config"),
     "Speed": ("device", "precision", "compile", "recompute", "engine", "jobs", "ray_address", "cpus_per_run"),
     "Output": ("out", "name", "tracker", "tensorboard", "format_", "save", "json_"),
@@ -31,6 +32,11 @@ EXAMPLES = {
         "crmatch train my-photos                   # your own pictures",
         "crmatch train digits@4 --method fixmatch  # 4 labels of each digit",
         "crmatch train cifar10@4 --recipe quick    # minutes instead of months",
+    ),
+    "label": (
+        "crmatch label my-photos               # the first labels",
+        "crmatch label runs/my-photos/round1   # what that model suggests",
+        "crmatch label latest --train          # then train the next round",
     ),
     "predict": (
         "crmatch predict RUN new-photos --out predictions.csv",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from crmatch.spec.run_spec import RunSpec
 
 
-def _one_run(path: Path) -> Path:
+def _one_run(path: Path | None) -> Path | None:
     from crmatch.runs.finished import find_run
 
-    return find_run(path)
+    return path and find_run(path)
 
 
 def _name_files(files: list[Path] | None) -> list[Path] | None:
@@ -34,6 +35,12 @@ RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN", callback=_one_run, help="Directory of a finished run, or above it if it is the only one; or latest."
+    ),
+]
+FromOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", metavar="RUN", callback=_one_run, help="Train as RUN was trained, with the labels there are now, and compare."
     ),
 ]
 CodeOption = Annotated[
@@ -163,6 +170,18 @@ def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
 def print_saved(picture: Path, values: dict[str, Any], as_json: bool) -> None:
     """Where a picture was saved; as JSON together with the values it shows."""
     typer.echo(json.dumps({"picture": str(picture), **values}) if as_json else f"Saved in {picture}")
+
+
+def short_path(path: Path) -> str:
+    """A path as the user would type it: relative if it is below the current directory."""
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def next_round(folder_or_setting: str, run: Path | None, *options: str) -> str:
+    """The command that trains the round after `run`, quoted for a shell."""
+    where = short_path(Path(folder_or_setting)) if os.sep in folder_or_setting else folder_or_setting
+    return shlex.join(["crmatch", "train", where, *(["--from", short_path(run)] if run else []), *options])
 
 
 def workspace_at(data_dir: Path | None) -> Workspace:

@@ -21,6 +21,7 @@ from crmatch.errors import RequestError
 if TYPE_CHECKING:
     from crmatch.data.settings import Setting
     from crmatch.runs.cross_validation import Evidence
+    from crmatch.runs.record import RunRecord
     from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import RunSpec
     from crmatch.training.execution import Execution
@@ -39,6 +40,7 @@ def train(
     network: options.NetworkOption = None,
     image_size: options.ImageSizeOption = None,
     labels: options.LabelsOption = None,
+    from_: options.FromOption = None,
     baseline: Annotated[
         bool | None,
         typer.Option("--baseline/--no-baseline", help="Also train supervised-only on the same labels (default: for folders)."),
@@ -64,6 +66,8 @@ def train(
     json_: options.JsonOption = False,
 ) -> None:
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
+    from crmatch.atomic_files import read_json
+    from crmatch.runs.directory import RunDirectory, keys_to_keep, method_reference
     from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import replace
     from crmatch.training.execution import Execution
@@ -73,7 +77,14 @@ def train(
     started = time.monotonic()
     workspace, execution = Workspace.at(out, data_dir), Execution(device, compile, recompute)
     long_is_wanted = yes or minutes is not None or recipe in ("paper", "usb", "original")
-    if network and backbone is None:
+    before = None
+    if from_ is not None:
+        before = _previous(from_, setting, method, recipe, backbone)
+        labels = labels or (Path(before.spec.data.labels_file) if before.spec.data.labels_file else None)
+        method = method_reference(before.spec) if method == "crmatch" else method
+        recipe, backbone = before.spec.recipe, getattr(before.spec.network, "backbone", None)
+        changes = keys_to_keep(before.spec, workspace.setting(setting, labels)) | changes
+    elif network and backbone is None:
         backbone = "none"
     recipe = _choose_recipe(workspace.setting(setting, labels), method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
@@ -83,15 +94,22 @@ def train(
     if baseline and method != "supervised":
         stage, own = ("head", ("method", "plan")) if recipe == "tune" else (recipe, ("method",))
         shared = {key: value for key, value in changes.items() if key.partition(".")[0] not in own}
+        if recipe == "tune":
+            shared.pop("network", None)  # the whole network of the round before
         specs.append(options.make_spec(setting, "supervised", stage, data_dir, shared, labels, backbone))
     workspaces = [workspace.named(name), workspace]  # the baseline keeps its own name
     pretrained = recipe in ("head", "tune")
     if pretrained and "data.image_size" not in changes:
-        changes["data.image_size"] = _choose_image_size(specs[0], workspaces[0], minutes, quiet=json_ or not is_main_process())
+        quiet = json_ or not is_main_process()
+        size = before.spec.data.image_size if before else _choose_image_size(specs[0], workspaces[0], minutes, quiet)
+        changes["data.image_size"] = size
         specs = [
             replace(spec, **{"data.image_size": changes["data.image_size"], "network.size_chosen": spec.recipe == recipe})
             for spec in specs
         ]
+    if from_ is not None and recipe != "head":  # a classifier on frozen features is trained in seconds
+        weights = str(read_json(RunDirectory(from_).model_config)["checksum"])[:8]
+        specs[0] = replace(specs[0], start_from=f"{from_.resolve()}#{weights}")
     if not long_is_wanted:
         _refuse_long_run(specs[0], workspace, execution)
     if is_main_process():
@@ -124,9 +142,12 @@ def train(
             for record, path in zip(ordered, paths, strict=True)
         ]
         found = evidence._asdict() if evidence else None
-        typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None, "evidence": found}))
+        others = {"baseline": values[1] if len(values) > 1 else None, "evidence": found}
+        if before:
+            others["before"] = {"run": str(from_), "error": before.error, **before.model_dump(mode="json")}
+        typer.echo(json.dumps({**values[0], **others}))
     else:
-        print_records(ordered, paths)
+        print_records(ordered, paths, before)
         if evidence and recipe == "head":
             typer.echo(f"By cross-validation the better model is {paths[0 if evidence.unlabeled_help else 1]}")
 
@@ -149,6 +170,23 @@ def evaluate(
         typer.echo(json.dumps({"run": str(run), "test_images": len(test), **quality._asdict()}))
     else:
         print_evaluation(run, finished.record, quality, len(test))
+
+
+def _previous(run: Path, setting: str, method: str, recipe: str | None, backbone: str | None) -> RunRecord:
+    """The record of the round before, which must have been trained on the same data and in the same way."""
+    from crmatch.own_code import short_name
+    from crmatch.runs.finished import read_record
+
+    record = read_record(run)
+    spec = record.spec
+    if spec.setting not in (setting, short_name(setting), Path(setting).resolve().name):
+        raise RequestError(f"{run} was trained on {spec.setting}, not on {setting}.\nName its folder, or leave out --from.")
+    asked = {"method": (short_name(method), spec.method.name), "recipe": (recipe, spec.recipe)}
+    asked["backbone"] = backbone, getattr(spec.network, "backbone", "none")
+    for option, (value, there) in asked.items():
+        if value not in (None, there) and (option, value) != ("method", "crmatch"):
+            raise RequestError(f"{run} was trained with {option} {there}, not {value}.\nLeave out --{option} or --from.")
+    return record
 
 
 def _choose_recipe(setting: Setting, method: str, recipe: str | None, backbone: str | None, minutes: float | None) -> str:

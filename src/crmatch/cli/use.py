@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from crmatch.cli.options import CodeOption, DataDirOption, JsonOption, RunArgument, print_rows, workspace_at
+from crmatch.cli.options import CodeOption, DataDirOption, JsonOption, RunArgument, next_round, print_rows, workspace_at
 from crmatch.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from crmatch.predict.model import Model
     from crmatch.runs.workspace import Workspace
+    from crmatch.spec.run_spec import RunSpec
 
 MOST_NAMED = 20
 """Unreadable files that are listed; further ones are counted."""
@@ -86,34 +88,54 @@ def export(
 def review(
     run: RunArgument,
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("review.html"),
-    most: Annotated[int | None, typer.Option("--most", min=1, help="Only this many, the least certain (default: all).")] = None,
+    most: Annotated[int | None, typer.Option("--most", min=1, help="Only this many, those most worth a label.")] = None,
     data_dir: DataDirOption = None,
     code: CodeOption = None,
 ) -> None:
-    """Write a page of the unlabeled pictures with the model's predictions, to confirm or correct them as labels."""
+    """Write the page of crmatch label to a file that needs no server, e.g. to label on another computer."""
+    from crmatch.cli.display import Bar
     from crmatch.predict.label_suggestions import read_run
     from crmatch.report.review import write_review
 
-    reviewed = read_run(run, workspace_at(data_dir))
-    typer.echo(f"{write_review(reviewed, out, most):,} pictures to review: {out}")
-    spec = reviewed.run.record.spec
-    where = spec.data.folder or spec.setting
-    typer.echo(f"Open it in a browser, download labels.csv, then: crmatch train {shlex.quote(where)} --labels labels.csv")
+    with Bar("views", label="predicting") as progress:
+        reviewed = read_run(run, workspace_at(data_dir), progress)
+    with Bar("pictures") as progress:
+        count = write_review(reviewed, out, most, progress)
+    typer.echo(f"{count:,} pictures to review: {out}")
+    command = _next_command(reviewed.run.record.spec, run, Path("labels.csv"))
+    typer.echo(f"Open it in a browser, download labels.csv, then: {command}")
 
 
 def suggest(
     run: RunArgument,
     count: Annotated[int, typer.Option("-n", min=1, help="How many pictures.")] = 20,
+    out: Annotated[Path | None, typer.Option("--out", help="A CSV file to fill in, with the labels there are.")] = None,
     data_dir: DataDirOption = None,
     code: CodeOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Suggest which unlabeled pictures to label next, with the reasons."""
+    from crmatch.atomic_files import write_file
+    from crmatch.cli.display import Bar
     from crmatch.predict.label_suggestions import read_run
     from crmatch.predict.label_suggestions import suggest as choose
 
-    found = choose(read_run(run, workspace_at(data_dir)), count)
-    print_rows([{"picture": item.name, "why": item.reason} for item in found], json_)
+    with Bar("views", label="predicting") as progress:
+        reviewed = read_run(run, workspace_at(data_dir), progress)
+    found = choose(reviewed, count)
+    if out is None or json_:
+        print_rows([{"picture": item.name, "why": item.reason} for item in found], json_)
+    if out is not None:
+        content = io.StringIO(newline="")
+        rows = [(item.name, "", item.reason) for item in found] + [(*line, "") for line in reviewed.lines.items()]
+        csv.writer(content, lineterminator="\n").writerows([("path", "label", "why"), *rows])
+        write_file(out, content.getvalue().encode())
+        command = _next_command(reviewed.run.record.spec, run, out)
+        typer.echo(f"{len(found)} pictures to label: {out}\nFill in the column label, then: {command}", err=json_)
+
+
+def _next_command(spec: RunSpec, run: Path, labels: Path) -> str:
+    return next_round(spec.data.folder or spec.setting, run, "--labels", str(labels))
 
 
 def _images_to_check(run: Path, model: Model, workspace: Workspace) -> tuple[Tensor, str]:

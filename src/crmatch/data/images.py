@@ -14,7 +14,7 @@ from torch import Tensor
 from crmatch.data.square import SMALLEST_SIDE, check_size, square
 from crmatch.errors import DataError
 
-UNLABELED = -1
+UNLABELED, LEFT_OUT = -1, -2
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ImageSet:
     """Images with their labels."""
 
     images: Tensor  # uint8 (N, C, H, W) with C of 1 or 3 and any strides: arrays stored as (N, H, W, C) are not copied
-    labels: Tensor  # int64 (N,), UNLABELED if unknown
+    labels: Tensor  # int64 (N,), UNLABELED if unknown, LEFT_OUT if the image is not used at all
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class ImageSet:
                 f"labels must be int64 of shape ({len(self.images)},), found {self.labels.dtype} {tuple(self.labels.shape)}."
             )
         low, high = int(self.labels.min()), int(self.labels.max())
-        if not UNLABELED <= low <= high < self.classes:
+        if not LEFT_OUT <= low <= high < self.classes:
             raise DataError(
                 f"labels range from {low} to {high}, but there are {self.classes} classes.\n"
                 f"Use labels from 0 to {self.classes - 1}, and {UNLABELED} for unlabeled images."

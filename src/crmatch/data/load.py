@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from crmatch.data.folder.scan import join_names, label_lines
-from crmatch.data.images import UNLABELED, DataSet, ImageSet, resize
+from crmatch.data.folder.scan import LEAVE_OUT, join_names, label_lines
+from crmatch.data.images import LEFT_OUT, UNLABELED, DataSet, ImageSet, resize
 from crmatch.data.official.catalog import CATALOG
 from crmatch.data.official.fetch import READERS, fetch, require_set
 from crmatch.data.own_sets import own_arrays
@@ -34,10 +34,10 @@ def load_data(name: str, data_dir: Path | None = None, image_size: int | None = 
 def add_labels(data: DataSet, split: Split, file: Path) -> tuple[DataSet, Split]:
     """Add the labels of a CSV file (`path,label`; a path is the number of a training image) to the data and its split.
 
-    The file's labels override those of the data, and the images it lists become labeled ones.
+    The file's labels override those of the data, and the images it lists become labeled ones; `-` leaves an image out.
     """
     train = data.train
-    number = {name: label for label, name in enumerate(train.class_names)}
+    number = {LEAVE_OUT: LEFT_OUT, **{name: label for label, name in enumerate(train.class_names)}}
     labels, is_labeled = train.labels.clone(), torch.zeros(len(train), dtype=torch.bool)
     is_labeled[split.labeled] = True
     for path, label in label_lines(file):
@@ -51,11 +51,12 @@ def add_labels(data: DataSet, split: Split, file: Path) -> tuple[DataSet, Split]
         if label not in number:
             raise DataError(f"{file} labels {path} as {label!r}.\nThe classes are: {join_names(number, 20)}")
         labels[int(path)] = number[label]
-        is_labeled[int(path)] = True
+        is_labeled[int(path)] = label != LEAVE_OUT
     labeled = is_labeled.nonzero().squeeze(1)
     unlabeled = split.unlabeled
     if not torch.isin(split.labeled, split.unlabeled).any():  # labeled images are not used as unlabeled ones
         unlabeled = unlabeled[~is_labeled[unlabeled]]
+    unlabeled = unlabeled[labels[unlabeled] != LEFT_OUT]
     train = ImageSet(train.images, labels, train.class_names)
     return data._replace(train=train), Split(labeled[labels[labeled].argsort(stable=True)], unlabeled)
 

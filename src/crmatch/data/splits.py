@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from crmatch.atomic_files import read_json, write_json
-from crmatch.data.images import UNLABELED, DataSet, ImageSet
+from crmatch.data.images import LEFT_OUT, UNLABELED, DataSet, ImageSet
 from crmatch.errors import DataError, RequestError
 from crmatch.randomness import generator
 
@@ -59,8 +59,8 @@ def make_split(data: DataSet, labels_per_class: int, number: int, rule: SplitRul
 
 
 def given_split(labels: Tensor, unlabeled: UnlabeledRule) -> Split:
-    """The split given by the labels themselves: `labels` (N,) are -1 for unlabeled images."""
-    order = labels.argsort(stable=True)
+    """The split given by the labels themselves: `labels` (N,) are -1 for unlabeled images and -2 for images to leave out."""
+    order = labels.argsort(stable=True)[int((labels == LEFT_OUT).sum()) :]
     rest, labeled = order.tensor_split([int((labels == UNLABELED).sum())])
     return Split(labeled, torch.cat([labeled, rest]) if unlabeled == "all" else rest)
 
@@ -80,6 +80,7 @@ def proportional_counts(available: Sequence[int], total: int) -> list[int]:
 
 def describe_split(split: Split, train: ImageSet, setting: str, number: int, rule: str) -> dict[str, Any]:
     """The content of a split's JSON file: the labeled rows, the rule and number, and the fingerprint of the data."""
+    left_out = (train.labels == LEFT_OUT).nonzero().flatten().tolist()
     return {
         "setting": setting,
         "split": number,
@@ -89,6 +90,7 @@ def describe_split(split: Split, train: ImageSet, setting: str, number: int, rul
         "labels_of_class": torch.bincount(train.labels[split.labeled], minlength=train.classes).tolist(),
         "labeled": split.labeled.tolist(),
         "unlabeled_images": len(split.unlabeled),
+        **({"left_out": left_out} if left_out else {}),
     }
 
 

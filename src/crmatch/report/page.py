@@ -23,7 +23,7 @@ from crmatch.report.charts import COLORS, Chart, Series, line_chart
 from crmatch.report.pictures import confusion_picture, image_views
 from crmatch.runs.cost import duration
 from crmatch.runs.directory import RunDirectory, changed_keys, train_command
-from crmatch.runs.finished import find_runs, finished_below, read_record
+from crmatch.runs.finished import find_runs, finished_below, read_record, short_names
 from crmatch.runs.record import HEADLINES, RunRecord
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
@@ -55,8 +55,9 @@ def write_report(runs: Sequence[Path], out: Path, command: str, workspace: Works
     if out.is_dir():
         raise RequestError(f"--out {out} is a directory.\nName the page: --out {out / 'report.html'}")
     found = {path: read_record(path) for path in find_runs(runs)}
+    names = short_names(list(found))
     views = [
-        {"anchor": f"run-{number}", **view_run(path, record, find_baseline(path, record, found), workspace)}
+        view_run(path, record, find_baseline(path, record, found), workspace) | {"anchor": f"run-{number}", "name": names[path]}
         for number, (path, record) in enumerate(found.items(), start=1)
     ]
     environment = Environment(
@@ -171,6 +172,9 @@ def _charts(record: RunRecord, lines: list[dict[str, Any]], baseline: Baseline |
         Series("error of contributing images", curve(lines, "contributing_error"), 4),
         Series("share of contributing images", curve(lines, "mask_rate"), 1, dashed=True),
     ]
+    is_known = any(one.points for one in quality[:2])  # nobody knows the classes of a folder's unlabeled pictures
+    used = ("Pseudo-label quality", "on unlabeled batches; only this chart uses true classes")
+    used = used if is_known else ("Pseudo-labels used", "of the unlabeled pictures in each step")
     last = lines[-1] if lines else {}
     terms = [key.removeprefix("loss/") for key in last if key.startswith("loss/") and key != "loss/total"]
     losses = [
@@ -179,7 +183,7 @@ def _charts(record: RunRecord, lines: list[dict[str, Any]], baseline: Baseline |
     ]
     charts = [
         line_chart("Test error", errors, note=f"{record.test_images:,} test images"),
-        line_chart("Pseudo-label quality", quality, note="on unlabeled batches; only this chart uses true classes", top=100),
+        line_chart(used[0], quality, note=used[1], top=100),
         line_chart("Loss terms", losses, unit="", note="before their weights"),
     ]
     return [chart for chart in charts if chart]
@@ -222,5 +226,5 @@ def _comparison(views: Sequence[Mapping[str, Any]]) -> Chart | None:
     """Test errors of all runs over their steps, unless there are more runs than colors."""
     if not 1 < len(views) <= COLORS:
         return None
-    series = [Series(f"{one['title']}, {one['subtitle']}", one["errors"], place) for place, one in enumerate(views, start=1)]
+    series = [Series(one["name"], one["errors"], place) for place, one in enumerate(views, start=1)]
     return line_chart("Test error", series)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from crmatch.analysis.finished_run import open_run
 from crmatch.atomic_files import write_file
+from crmatch.data.folder.workers import decode_pictures
 from crmatch.data.images import ImageSet
 from crmatch.evaluation import reliability
 from crmatch.runs.workspace import Workspace
@@ -108,6 +110,8 @@ def image_views(path: Path, workspace: Workspace) -> dict[str, Any]:
         uncertain: the images with the lowest confidence, of the test set or, without one, of the unlabeled images.
         uncertain_source: `Test` or `Unlabeled`.
         bins: reliability on the test set.
+
+    Pictures of a folder come with their file and are read again, because training images may be smaller.
     """
     run = open_run(path, workspace)
     train, test, names = run.data.train, run.data.test, run.model.class_names
@@ -115,19 +119,30 @@ def image_views(path: Path, workspace: Workspace) -> dict[str, Any]:
         (test.images, test.labels) if test else (part[run.split.unlabeled] for part in (train.images, train.labels))
     )
     probabilities = run.model.predict_probabilities(images)
+    files: Sequence[str] = ()
+    if run.pictures is not None:
+        unlabeled = run.split.unlabeled.tolist()
+        files = run.pictures.test_paths if test else [run.pictures.train_paths[row] for row in unlabeled]
+    folder = Path(run.record.spec.data.folder or "")
 
     def thumbnails(rows: Tensor) -> list[dict[str, str]]:
         confidence, classes = probabilities[rows].topk(2, dim=1)
+        shown = images[rows]
+        if files:
+            pixels, _ = decode_pictures([folder / files[row] for row in rows.tolist()], LARGEST, images.shape[1])
+            shown = torch.from_numpy(pixels).permute(0, 3, 1, 2)
         return [
             {
-                "address": _thumbnail(images[row]),
+                "address": _thumbnail(image),
+                "file": files[row] if files else "",
+                "link": (folder / files[row]).as_uri() if files else "",
                 "predicted": names[first],
                 "second": names[second],
                 "truth": names[truth] if truth >= 0 else "",
                 "confidence": f"{min(100 * value, 99.9):.1f} %",
             }
-            for row, (first, second), truth, (value, _) in zip(
-                rows.tolist(), classes.tolist(), labels[rows].tolist(), confidence.tolist(), strict=True
+            for row, image, (first, second), truth, (value, _) in zip(
+                rows.tolist(), shown, classes.tolist(), labels[rows].tolist(), confidence.tolist(), strict=True
             )
         ]
 

@@ -1,8 +1,12 @@
-"""The review page: a run's unlabeled pictures with its model's predictions, in one file that needs nothing else."""
+"""The review page: pictures with a model's predictions, to confirm or correct them as labels.
+
+`write_review` puts everything into one file that needs nothing else; `labeling.py` serves the same page.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -10,79 +14,97 @@ import torch
 from jinja2 import Environment, PackageLoader
 
 from crmatch.atomic_files import write_file
-from crmatch.data.folder.scan import LABELS_FILE, label_lines
-from crmatch.data.folder.workers import decode_pictures
-from crmatch.errors import RequestError
+from crmatch.data.folder.workers import Progress, decode_pictures
 from crmatch.methods import title_of
-from crmatch.predict.label_suggestions import ReviewedRun
+from crmatch.predict.label_suggestions import ReviewedRun, suggest
 from crmatch.report.pictures import data_url, picture
+from crmatch.report.server import POLICY
 
-THUMBNAIL = 80
+THUMBNAIL = 128
 """Side in pixels of the thumbnails of a folder's pictures; images of a data set are shown as they are."""
 SHOWN_CLASSES = 3
+SUGGESTED = 100
+"""Pictures that are ordered by how much their labels would help; the others follow, the least certain first."""
+Card = dict[str, Any]
+"""What the page knows about a picture; keys are short because there may be thousands of pictures.
+
+i: row; n: name; l: label now (a class, empty if unsure, - if left out, absent if none); b: label by its directory.
+c, p: the most probable classes and their probabilities; u, d, s: uncertainty, disagreement and surprise.
+x: number of a group of identical pictures with contradicting labels; t, o: addresses of thumbnail and original.
+"""
 
 
-def write_review(reviewed: ReviewedRun, out: Path, most: int | None = None) -> int:
-    """Write the page of the unlabeled images, or of the `most` least certain ones; returns their number."""
+def render(template: str, nonce: str, **values: Any) -> bytes:
+    """A page whose scripts and styles carry the nonce."""
+    templates = Environment(loader=PackageLoader("crmatch.report"), autoescape=True)
+    return templates.get_template(template).render(nonce=nonce, policy=POLICY.format(nonce=nonce), **values).encode()
+
+
+def write_review(reviewed: ReviewedRun, out: Path, most: int | None = None, progress: Progress | None = None) -> int:
+    """Write the page of all images, or of the `most` unlabeled ones whose labels would help most; returns their number."""
     run, spec = reviewed.run, reviewed.run.record.spec
-    images = _images(reviewed, most)
-    if not images:
-        raise RequestError("this run has no unlabeled images: there is nothing to review.")
+    cards = unlabeled_cards(reviewed, most)
+    shown = cards if most else [*cards, *labeled_cards(reviewed)]
+    for card, address in zip(shown, _thumbnails(reviewed, [card["i"] for card in shown], progress), strict=True):
+        card["t"] = address
+        if spec.data.folder is not None:
+            card["o"] = (Path(spec.data.folder) / card["n"]).as_uri()
     classes = list(run.model.class_names)
     # Under this key the browser stores the labels; the same pictures and classes give the same key.
     content = "\0".join([spec.setting, *classes, run.data.train.fingerprint])
     data = {
-        "key": "crmatch-review-" + hashlib.blake2b(content.encode(), digest_size=8).hexdigest(),
+        "key": "crmatch-labels-" + hashlib.blake2b(content.encode(), digest_size=8).hexdigest(),
         "classes": classes,
-        "kept": _kept_labels(reviewed),
+        "kept": list(reviewed.lines.items()),
         "pixelated": spec.data.folder is None,
-        "images": images,
+        "images": shown,
     }
     title = f"{title_of(spec.method)} on {spec.setting}"
-    labels = f"{len(run.split.labeled):,} labels, {len(reviewed.scores.rows):,} unlabeled images"
-    templates = Environment(loader=PackageLoader("crmatch.report"), autoescape=True)
-    write_file(out, templates.get_template("review.html").render(title=title, labels=labels, data=data).encode())
-    return len(images)
+    write_file(out, render("review.html", secrets.token_urlsafe(16), title=title, data=data))
+    return len(cards)
 
 
-def _images(reviewed: ReviewedRun, most: int | None) -> list[dict[str, Any]]:
-    """The page's data about each image, the least certain first; keys are short because there are thousands of images."""
+def unlabeled_cards(reviewed: ReviewedRun, most: int | None = None) -> list[Card]:
+    """Cards of the unlabeled images: first those most worth a label, then the least certain ones."""
     scores, uncertainty = reviewed.scores, reviewed.scores.uncertainty
-    order = uncertainty.argsort(descending=True, stable=True)[:most]
-    rows = scores.rows[order].tolist()
+    place = {row: number for number, row in enumerate(scores.rows.tolist())}
+    first = [place[item.row] for item in suggest(reviewed, most or SUGGESTED)]
+    order = torch.tensor(list(dict.fromkeys([*first, *uncertainty.argsort(descending=True, stable=True).tolist()]))[:most])
     values, classes = scores.probabilities[order].topk(min(SHOWN_CLASSES, len(reviewed.run.model.class_names)))
-    columns = (values, classes, uncertainty[order], scores.disagreement[order], scores.surprise[order])
+    columns = (scores.rows, uncertainty, scores.disagreement, scores.surprise)
+    rows = zip(values.tolist(), classes.tolist(), *(column[order].tolist() for column in columns), strict=True)
     return [
         {
+            "i": row,
             "n": reviewed.names[row],
+            **({"l": ""} if reviewed.lines.get(reviewed.names[row]) == "" else {}),
             "c": best,
             "p": [round(value, 3) for value in probabilities],
             "u": round(uncertain, 4),
             "d": round(disagreement, 3),
             "s": round(surprise, 4),
-            "t": address,
         }
-        for row, address, probabilities, best, uncertain, disagreement, surprise in zip(
-            rows, _thumbnails(reviewed, rows), *(column.tolist() for column in columns), strict=True
-        )
+        for probabilities, best, row, uncertain, disagreement, surprise in rows
     ]
 
 
-def _kept_labels(reviewed: ReviewedRun) -> list[tuple[str, str]]:
-    """Labels of the file the run was trained with; the labels.csv that the page writes contains them too."""
-    data = reviewed.run.record.spec.data
-    own = Path(data.folder) / LABELS_FILE if data.folder else None
-    file = Path(data.labels_file) if data.labels_file else own
-    return [line for line in label_lines(file) if line[1]] if file and file.is_file() else []
+def labeled_cards(reviewed: ReviewedRun) -> list[Card]:
+    """Cards of the images with a label."""
+    run, cards = reviewed.run, list[Card]()
+    for row in run.split.labeled.tolist():
+        name, label = reviewed.names[row], run.data.train.class_names[int(run.data.train.labels[row])]
+        by_directory = run.pictures.by_directory.get(name) if run.pictures else None if name in reviewed.lines else label
+        cards.append({"i": row, "n": name, "l": label, "b": by_directory})
+    return cards
 
 
-def _thumbnails(reviewed: ReviewedRun, rows: list[int]) -> list[str]:
+def _thumbnails(reviewed: ReviewedRun, rows: list[int], progress: Progress | None) -> list[str]:
     """WebP pictures as data URLs; a folder's pictures are read again, because training images may be smaller."""
     folder = reviewed.run.record.spec.data.folder
     if folder is None:
         images = reviewed.run.data.train.images[rows]
     else:
-        pixels, _ = decode_pictures([Path(folder) / reviewed.names[row] for row in rows], THUMBNAIL, 3)
+        pixels, _ = decode_pictures([Path(folder) / reviewed.names[row] for row in rows], THUMBNAIL, 3, progress)
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     options = {"lossless": folder is None, "quality": 60, "method": 1}
     return [data_url(picture(image).convert("RGB"), "WEBP", **options) for image in images]

@@ -56,6 +56,7 @@ def variant_parts(spec: RunSpec, setting: Setting) -> list[str]:
     parts = _named_parts(spec, setting)
     parts += [f"network={_file_name(short_name(spec.network.code))}"] if isinstance(spec.network, OwnNetworkConfig) else []
     parts += [f"code={digest}" for digest in dict.fromkeys(map(code_checksum, codes))]
+    parts += [f"from={code_checksum(spec.start_from)}"] if spec.start_from else []
     for key, value in changed_keys(spec, setting).items():
         leaf = key.rpartition(".")[2]
         number = int(value) if isinstance(value, float) and value.is_integer() else value
@@ -110,7 +111,7 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     base = recipe(setting, kind_of(spec.method), spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
     if isinstance(spec.network, OwnNetworkConfig):
         base = base.model_copy(update={"network": OwnNetworkConfig(code=spec.network.code)})
-    named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum"]
+    named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum", "start_from"]
     if spec.plan.minutes is not None:  # what follows from them
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]
     if getattr(spec.network, "size_chosen", False):
@@ -121,14 +122,32 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     return dict(sorted(changed.items()))
 
 
+def keys_to_keep(spec: RunSpec, setting: Setting) -> dict[str, Any]:
+    """What the next round takes from `spec` besides its recipe: everything but the labels, and the size if it was given."""
+    base = recipe(setting, kind_of(spec.method), spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
+    named = ["setting", "recipe", "start_from", "data.folder", "data.labels_file", "data.labels_checksum"]
+    if getattr(spec.network, "size_chosen", False):
+        named.append("data.image_size")
+    changed = {key: value for key, (value, _) in differences(spec, base).items() if not key.startswith("network.")}
+    network = spec.network.model_dump(mode="json")
+    network |= {key: getattr(base.network, key) for key in ("weights", "size_chosen") if key in network}
+    keys = {"network": network, "data.image_size": spec.data.image_size, **changed}
+    return {key: value for key, value in keys.items() if key not in named}
+
+
+def method_reference(spec: RunSpec) -> str:
+    """The method as a command names it: an installed method has its entry point's name, another one has a file."""
+    own = spec.method.code
+    return reference_to(own) if own and is_reference(spec.method.name) else spec.method.name
+
+
 def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
     """The `crmatch train` command that trains `spec`, quoted for a shell; `options` come last."""
-    own_data, own_method = spec.data.code, spec.method.code
+    own_data, method = spec.data.code, method_reference(spec)
     data = f"{reference_to(own_data)}@{spec.setting.rpartition('@')[2]}" if own_data else spec.setting
-    # An installed method has its entry point's name, another one has a file.
-    method = reference_to(own_method) if own_method and is_reference(spec.method.name) else spec.method.name
     words = ["crmatch", "train", spec.data.folder or data]
     words += ["--labels", spec.data.labels_file] if spec.data.labels_file else []
+    words += ["--from", spec.start_from.rpartition("#")[0]] if spec.start_from else []
     words += ["--method", method] if method != "crmatch" else []
     # Runs of the paper's length start only if their recipe is named.
     is_default = spec.recipe == default_recipe(setting, kind_of(spec.method))

@@ -65,8 +65,10 @@ def read_record(run: Path) -> RunRecord:
 
 
 def short_names(runs: Sequence[Path]) -> dict[Path, str]:
-    """Names for legends: setting, method and split of each run, or its whole path if that is not unique."""
-    names = {run: "/".join(run.absolute().parts[-3:]) for run in runs}
+    """Names for legends: those of setting, method and split in which the runs differ, or whole paths if none is unique."""
+    parts = {run: run.absolute().parts[-3:] for run in runs}
+    differ = [len(set(column)) > 1 or len(runs) == 1 for column in zip(*parts.values(), strict=False)]
+    names = {run: "/".join(part for part, kept in zip(three, differ, strict=False) if kept) for run, three in parts.items()}
     return names if len(set(names.values())) == len(names) else {run: str(run) for run in runs}
 
 

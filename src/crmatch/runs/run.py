@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
 import safetensors.torch
 import torch
+from pydantic import TypeAdapter
+from torch import Tensor
 
 import crmatch
-from crmatch.atomic_files import remove_leftovers, write_file, write_json
+from crmatch.atomic_files import checksum, read_json, remove_leftovers, write_file, write_json
 from crmatch.augment.ctaugment import CTAugment
 from crmatch.data.images import DataSet
 from crmatch.data.splits import Split, describe_split, keep_split
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from crmatch.errors import DataError, DivergedError, StoppedError
-from crmatch.networks.config import PretrainedConfig
+from crmatch.errors import DataError, DivergedError, RequestError, StoppedError
+from crmatch.networks.config import AnyNetwork, NetworkConfig, PretrainedConfig
 from crmatch.runs.cost import check_memory, free_bytes
 from crmatch.runs.directory import CurveFile, RunDirectory, run_directory
 from crmatch.runs.experiment import Experiment, Progress, load_run_data
@@ -25,7 +27,7 @@ from crmatch.runs.model_card import model_card
 from crmatch.runs.record import Errors, RunRecord
 from crmatch.runs.resume import checkpoint_values, finished_record, locate_divergence, restore
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.recipes import head_of
+from crmatch.spec.recipes import head_of, labels_checksum
 from crmatch.spec.run_spec import NUMERICS, RunSpec
 from crmatch.training.checkpoint import Checkpoint, save_checkpoint
 from crmatch.training.execution import Execution
@@ -66,6 +68,8 @@ def run(
     runtime = choose_runtime(execution, spec.precision, processes)
     # The main process returns from main_first when all others have called it: by then all have looked into the directory.
     data, split = processes.main_first(lambda: load_run_data(spec, setting, workspace.data_dir))
+    if spec.data.labels_checksum not in (None, labels_checksum(setting)):
+        raise RequestError(f"the labels of {setting.name} are no longer those of this run.\nRun the command again.")
     free = torch.cuda.mem_get_info(runtime.device)[0] if runtime.device.type == "cuda" else free_bytes()
     check_memory(spec, setting, free, runtime.activations)
     experiment = make_experiment(spec, data, split, runtime, workspace, execution, progress, stop)
@@ -88,13 +92,16 @@ def make_experiment(
     stop: Callable[[], bool],
 ) -> Experiment:
     """The experiment of a spec. A pretrained backbone is frozen (`head`), or starts from the head that is trained first."""
+    initial = starting_weights(spec, data.train.class_names)
     if not isinstance(spec.network, PretrainedConfig):
-        return Experiment(spec, data, split, runtime)
+        return Experiment(spec, data, split, runtime, initial)
     if spec.network.train == "head":
         from crmatch.runs.features import HeadExperiment
 
         report = progress.features if progress else None
         return runtime.processes.main_first(lambda: HeadExperiment(spec, data, split, runtime, workspace.features, report))
+    if initial is not None:
+        return Experiment(spec, data, split, runtime, initial)
     head, workspace = head_of(spec, workspace.setting_of(spec)), workspace.named(None)
     if (
         progress and not workspace.run_directory(head).record.exists()
@@ -104,6 +111,23 @@ def make_experiment(
     # The others wait until rank 0 has written the head's model.
     initial = runtime.processes.main_first(lambda: safetensors.torch.load_file(workspace.run_directory(head).model))
     return Experiment(spec, data, split, runtime, initial)
+
+
+def starting_weights(spec: RunSpec, class_names: Sequence[str]) -> dict[str, Tensor] | None:
+    """Backbone and classifier of the run that `spec` starts from; without the classifier if that run had other classes."""
+    if spec.start_from is None:
+        return None
+    path, _, expected = spec.start_from.rpartition("#")
+    directory = RunDirectory(Path(path))
+    config = read_json(directory.model_config)
+    content = directory.model.read_bytes() if directory.model.is_file() else b""
+    if checksum(content)[:8] != expected:
+        raise DataError(f"the model in {path} is gone or not the one to start from.\nRestore it, or train without --from.")
+    network = TypeAdapter[AnyNetwork](NetworkConfig).validate_python(config["network"])
+    if getattr(network, "backbone", network) != getattr(spec.network, "backbone", spec.network):
+        raise RequestError(f"{path} has another network than this run.\nLeave out --from, or what changes the network.")
+    kept = ("backbone.", "classifier.") if config["class_names"] == list(class_names) else ("backbone.",)
+    return {name: tensor for name, tensor in safetensors.torch.load(content).items() if name.startswith(kept)}
 
 
 def _train(experiment: Experiment, directory: RunDirectory, progress: Progress | None, stop: Callable[[], bool]) -> RunRecord:

@@ -24,7 +24,7 @@ class StopRequest:
 
     def __init__(self, quiet: bool = False) -> None:
         self.signal: int | None = None
-        self._quiet, self._polled = quiet, False
+        self.quiet, self._polled = quiet, False
         self._process, self._parent = os.getpid(), os.environ.get(PARENT)
         for number in SIGNALS:
             signal.signal(number, self._handle)
@@ -47,7 +47,7 @@ class StopRequest:
         if self.signal is not None:
             raise SystemExit(128 + number)
         self.signal = number
-        if not (self._polled and self._quiet):
+        if not (self._polled and self.quiet):
             saving = "finishing this step and saving; press again to end at once"
             text = saving if self._polled else "crmatch: stopped by a signal; there was nothing to save yet."
             # Unbuffered: a handler may interrupt a write to sys.stderr, which cannot be entered twice.

@@ -214,14 +214,18 @@ def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
         folder=str(setting.folder) if setting.folder else None,
         code=setting.code,
         labels_file=str(setting.labels_file) if setting.labels_file else None,
-        labels_checksum=_labels_checksum(setting.labels_file) if setting.labels_file else None,
+        labels_checksum=labels_checksum(setting),
         image_size=image_size,
         split_rule=setting.defaults.split_rule,
         **choices,
     )
 
 
-def _labels_checksum(labels_file: Path) -> str:
+def labels_checksum(setting: Setting) -> str | None:
+    """A checksum of the labels file, which may be the folder's own; None if there is none."""
+    labels_file = setting.labels_file or (setting.folder and setting.folder / "labels.csv")
+    if labels_file is None or (setting.labels_file is None and not labels_file.is_file()):
+        return None
     try:
         return checksum(labels_file.read_bytes())[:8]
     except OSError as error:

@@ -25,7 +25,7 @@ class DataSpec(StrictModel):
     folder: str | None = None  # a folder of pictures; None: the data set that the setting names
     code: str | None = None  # the function that makes the images, and a checksum of its file; None: a packed set
     labels_file: str | None = None  # a labels.csv that replaces the folder's own, or adds labels to those of a setting
-    labels_checksum: str | None = None  # 8 hex digits for the content of that file: new labels make a new run
+    labels_checksum: str | None = None  # 8 hex digits for the content of that file or the folder's own: new labels, new run
     image_size: int = Field(32, ge=8, le=512)
     unlabeled: Literal["remaining", "all"] = "remaining"  # whether the unlabeled images exclude or include the labeled ones
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
@@ -75,6 +75,8 @@ class RunSpec(StrictModel):
     """bf16 and fp16 are those of the backbone in training; weights, heads, losses and evaluation stay in fp32."""
     headline: Literal["last", "median_last_20"] = "last"
     """Which error is reported: of the final model, or the median of the last 20 evaluations (FixMatch's protocol)."""
+    start_from: str | None = None
+    """The directory of the run whose weights this one starts from, and a checksum of them: `/.../split1-seed0#1a2b3c4d`."""
 
     @model_validator(mode="after")
     def _crop_stays_inside(self) -> Self:
@@ -105,6 +107,8 @@ class RunSpec(StrictModel):
         for (section, key), default in later.items():
             if values[section][key] == default:
                 del values[section][key]
+        if self.start_from is None:
+            del values["start_from"]
         return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 

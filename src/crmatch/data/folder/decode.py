@@ -99,8 +99,8 @@ def decode_image(picture: Image.Image, size: int, channels: int) -> tuple[bytes,
     width, height = covering_size(*picture.size, size)
     if width * height > MOST_PIXELS and picture.size != (size, size):
         raise PictureError(f"too long and narrow ({picture.width}x{picture.height})")
-    flat, mode = _flat(picture), "L" if channels == 1 else "RGB"
-    content = square(flat if flat.mode == mode else flat.convert(mode), size).tobytes()
+    image, mode = flat(picture), "L" if channels == 1 else "RGB"
+    content = square(image if image.mode == mode else image.convert(mode), size).tobytes()
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return content, Facts(*picture.size, gray, int.from_bytes(digest))
 
@@ -143,7 +143,7 @@ def _is_gray(picture: Image.Image) -> bool:
     return picture.mode in ("1", "L", "LA", "La", "F") or picture.mode.startswith("I")
 
 
-def _flat(picture: Image.Image) -> Image.Image:
+def flat(picture: Image.Image) -> Image.Image:
     """The picture with eight bits per channel and without transparency: the background is white.
 
     16-bit gray keeps its high byte, as Pillow does for 16-bit color. 32-bit integers and floats have no fixed white, so

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class FolderData(NamedTuple):
     """The readable pictures of a folder, in the order of its index."""
 
-    train: ImageSet  # labeled and unlabeled pictures (label -1)
+    train: ImageSet  # labeled, unlabeled (label -1) and left out pictures (label -2)
     test: ImageSet | None
     train_paths: tuple[str, ...]  # relative path by row of `train`
     test_paths: tuple[str, ...]
     decoded: Decoded
+    by_directory: dict[str, str]  # path -> class of the pictures in labeled/, whatever labels.csv says
 
 
 def load_folder(
@@ -32,24 +33,26 @@ def load_folder(
     data_dir: Path | None = None,
     labels_file: Path | None = None,
     progress: Progress | None = None,
+    trainable: bool = True,
 ) -> FolderData:
     """Scan a folder (see `scan_folder`) and load its pictures.
 
     The image size is by default the median shorter side of the pictures, within 8..512. `progress` is called while pictures
-    are decoded. Decoded pixels are cached in `<data_dir>/folders`.
+    are decoded. Decoded pixels are cached in `<data_dir>/folders`. `trainable`: as for `scan_folder`.
     """
     import torch
 
     from crmatch.data.images import ImageSet
 
-    index = scan_folder(folder, labels_file)
+    index = scan_folder(folder, labels_file, trainable)
     decoded = decode_folder(index, image_size, data_dir, progress)
     labels = torch.from_numpy(index.labels[decoded.rows])
     images = torch.from_numpy(decoded.pixels).permute(0, 3, 1, 2)
     paths = tuple(index.paths[row] for row in decoded.rows)
     training = int(np.searchsorted(decoded.rows, index.training))
     readable = {*labels[:training].tolist()}
-    if lost := [name for label, name in enumerate(index.class_names) if label not in readable]:
+    lost = [name for label, name in enumerate(index.class_names) if label not in readable]
+    if lost and trainable:
         raise DataError(
             f"none of the labeled pictures of {join_names(lost)} can be read.\n"
             f"Replace them: {join_names([index.paths[row] for row in decoded.broken if index.labels[row] >= 0], 3)}"
@@ -60,4 +63,5 @@ def load_folder(
         train_paths=paths[:training],
         test_paths=paths[training:],
         decoded=decoded,
+        by_directory=index.by_directory,
     )

@@ -130,7 +130,8 @@ def _duplicates(index: FolderIndex, decoded: Decoded, roles: list[str], labels: 
     same: dict[int, list[int]] = defaultdict(list)
     _, digests, counts = np.unique(decoded.facts["digest"], return_inverse=True, return_counts=True)
     for row in np.flatnonzero(counts[digests] > 1).tolist():
-        same[int(digests[row])].append(row)
+        if roles[row] != "left out":
+            same[int(digests[row])].append(row)
     names = (*index.class_names, "")  # index -1, UNLABELED, is the empty name
     found, copies = [], 0
     for rows in same.values():
@@ -155,6 +156,7 @@ def _warnings(index: FolderIndex, report: Preflight, advise_size: bool) -> list[
     leaks = sum("test" in item.roles and len({*item.roles}) > 1 for item in report.duplicates)
     contradictions = sum(len({*item.classes} - {""}) > 1 for item in report.duplicates)
     both = sum({"labeled", "unlabeled"} <= {*item.roles} for item in report.duplicates)
+    left_out = int((index.roles == "left out").sum())
     untested = [item.name for item in report.classes if not item.test] if report.test else []
     tiny = [count for width, height, count in report.sizes if 2 * min(width, height) < report.image_size]
     small = sum(tiny) if advise_size else 0
@@ -167,6 +169,7 @@ def _warnings(index: FolderIndex, report: Preflight, advise_size: bool) -> list[
         (not report.unlabeled, "no unlabeled pictures: put some into unlabeled/, or use the labeled ones as unlabeled too"),
         (not report.test, "no test/<class>/ folder: the error of the model cannot be measured"),
         (untested, f"no test pictures of {join_names(untested)}"),
+        (left_out, f"{pictures(left_out)} left out by labels.csv"),
         (report.unreadable, f"{pictures(len(report.unreadable))} cannot be read and will be left out"),
         (leaks, f"{pictures(leaks)} in test/ also in the training set: the test error will look too good"),
         (contradictions, f"{pictures(contradictions)} with contradicting labels"),

@@ -24,7 +24,9 @@ from crmatch.data.folder.decode import EXTENSIONS
 from crmatch.errors import DataError, RequestError
 
 LABELS_FILE = "labels.csv"
-UNLABELED = -1  # as in `crmatch.data.images`, which imports torch
+UNLABELED, LEFT_OUT = -1, -2  # as in `crmatch.data.images`, which imports torch
+LEAVE_OUT = "-"
+"""In labels.csv: a picture that is not used, neither as a labeled nor as an unlabeled one."""
 
 
 @dataclass(frozen=True, order=True)
@@ -42,36 +44,41 @@ class FolderIndex:
     folder: Path
     class_names: tuple[str, ...]  # sorted
     paths: tuple[str, ...]  # relative to the folder, with slashes
-    labels: NDArray[np.int64]  # (N,), -1 if unknown
+    labels: NDArray[np.int64]  # (N,), -1 if unknown, -2 if left out
     training: int  # how many of the pictures are for training; the others are the test set
     stats: NDArray[np.int64]  # (N, 3): size in bytes, mtime and ctime in ns
     skipped: tuple[SkippedFile, ...]  # files and directories that are not used
     ignored: dict[str, int]  # number of files with each other extension
+    by_directory: dict[str, str]  # path -> class of the pictures in labeled/, whatever labels.csv says
 
     @property
     def roles(self) -> NDArray[np.str_]:
-        """`labeled`, `unlabeled` or `test`, by path."""
-        roles = np.where(self.labels == UNLABELED, "unlabeled", "labeled")
+        """`labeled`, `unlabeled`, `left out` or `test`, by path."""
+        roles = np.select([self.labels == UNLABELED, self.labels == LEFT_OUT], ["unlabeled", "left out"], "labeled")
         roles[self.training :] = "test"
         return roles
 
 
-def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
+def scan_folder(folder: Path, labels_file: Path | None = None, trainable: bool = True) -> FolderIndex:
     """Find the pictures of `labeled/<class>/**`, `unlabeled/**` and `test/<class>/**`, or of a folder with `labels.csv`.
 
     Without `labeled/`, everything outside `test/` is a training picture. The labels file (columns `path,label`; by default
-    the folder's own `labels.csv`, if there is one) overrides the directories; an empty label changes nothing.
+    the folder's own `labels.csv`, if there is one) overrides the directories; an empty label changes nothing, and `-` leaves
+    the picture out. A folder that is not `trainable` may have too few classes, or no labels at all.
     """
     folder = Path(os.path.abspath(folder))
     if not folder.is_dir():
         raise RequestError(f"there is no folder {folder}.\nName a folder that contains labeled/<class>/ and unlabeled/.")
     if labels_file is None and (folder / LABELS_FILE).is_file():
         labels_file = folder / LABELS_FILE
-    walk, class_of = _walk_layout(folder, labels_file is not None)
+    walk, class_of = _walk_layout(folder, labels_file is not None or not trainable)
     labels, test = dict(class_of["labeled"]), class_of["test"]
     if labels_file is not None:
         labels |= _read_labels(labels_file, walk, test)
-    _check_classes(folder, labels, test)
+    if trainable:
+        _check_classes(folder, labels, test)
+    elif not walk.files:
+        raise DataError(f"{folder} has no pictures.\nName a folder of JPEG, PNG or other picture files.")
 
     def position(path: str) -> tuple[int, str, str]:
         if path in test:
@@ -79,8 +86,8 @@ def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
         return (0, class_of["labeled"][path], path) if path in class_of["labeled"] else (1, "", path)
 
     paths = sorted(walk.files, key=position)
-    names = sorted({*labels.values()})
-    number = {name: label for label, name in enumerate(names)}
+    names = sorted({*labels.values(), *test.values()} - {LEAVE_OUT})
+    number = {LEAVE_OUT: LEFT_OUT, **{name: label for label, name in enumerate(names)}}
     known = labels | test
     return FolderIndex(
         folder=folder,
@@ -91,6 +98,7 @@ def scan_folder(folder: Path, labels_file: Path | None = None) -> FolderIndex:
         stats=np.array([walk.files[path] for path in paths], np.int64),
         skipped=tuple(sorted(walk.skipped)),
         ignored=dict(walk.ignored),
+        by_directory=class_of["labeled"],
     )
 
 
@@ -127,7 +135,7 @@ def find_pictures(folder: Path) -> list[Path]:
 
 
 def _check_classes(folder: Path, labels: dict[str, str], test: dict[str, str]) -> None:
-    found = {*labels.values()}
+    found = {*labels.values()} - {LEAVE_OUT}
     if (folder / "labeled").is_dir() and (empty := {*_directories(folder / "labeled")} - found):
         advice = "Add one of each class, or remove the directory."
         raise DataError(f"{folder / 'labeled'} has no pictures of {join_names(empty)}.\n{advice}")
@@ -227,7 +235,7 @@ def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str
     labels: dict[str, str] = {}
     missing = []
     for path, label in label_lines(file):
-        place = path if path in walk.files else composed.get(_normalized(path, walk.root))
+        place = path if path in walk.files else composed.get(normalized(path, walk.root))
         if place is None:
             missing.append(path)
         elif labels.setdefault(place, label) != label:
@@ -261,7 +269,7 @@ def label_lines(file: Path) -> list[tuple[str, str]]:
     return [(line["path"], line["label"]) for line in lines if line["path"]]
 
 
-def _normalized(path: str, folder: Path) -> str:
+def normalized(path: str, folder: Path) -> str:
     """A path as other programs write it (backslashes, `./`, absolute, decomposed accents) in the form used here."""
     path = posixpath.normpath(path.replace("\\", "/"))
     return unicodedata.normalize("NFC", posixpath.relpath(path, folder) if path.startswith("/") else path)

@@ -39,14 +39,20 @@ Progress = Callable[[int, int], None]
 """Called with the number of finished pictures and the number of all pictures."""
 
 
-def decode_pictures(paths: Sequence[Path | str], size: int, channels: int) -> tuple[Pixels, list[Facts | str]]:
+def decode_pictures(
+    paths: Sequence[Path | str], size: int, channels: int, progress: Progress | None = None
+) -> tuple[Pixels, list[Facts | str]]:
     """Decode pictures in parallel: uint8 (N, size, size, channels), zeros if unreadable; and facts or reason per picture."""
     found: list[Facts | str] = [""] * len(paths)
+    done = 0
     with tempfile.NamedTemporaryFile(prefix="crmatch-") as file:
         file.truncate(len(paths) * size * size * channels)
         for answers in decode_rows([(row, str(path)) for row, path in enumerate(paths)], Path(file.name), size, channels):
             for row, what in answers:
                 found[row] = what if isinstance(what, str) else Facts(*what)
+            done += len(answers)
+            if progress:
+                progress(done, len(paths))
         return np.fromfile(file.name, np.uint8).reshape(len(paths), size, size, channels), found
 
 
