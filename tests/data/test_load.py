@@ -96,6 +96,7 @@ BROKEN: dict[str, dict[str, Any] | Callable[[bytes], bytes]] = {
     "four channels": {"train_images": np.zeros((36, 16, 16, 4), np.uint8)},
     "too few labels": {"train_labels": np.zeros(7, np.int64)},
     "label too large": {"train_labels": np.full(36, 3)},
+    "label too small": {"train_labels": np.full(36, -2)},
     "text labels": {"train_labels": np.array(["a"] * 36)},
 }
 
@@ -129,7 +130,7 @@ def test_resize_equals_pillow_and_crops_the_center() -> None:
         (torch.zeros(3, 1, 4, 16, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "8 pixels"),
         (torch.zeros(3, 1, 16, 16, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), r"shape \(3,\)"),
         (torch.zeros(3, 1, 16, 16, dtype=torch.uint8), torch.tensor([0, 1, 2]), "2 classes"),
-        (torch.zeros(3, 1, 16, 16, dtype=torch.uint8), torch.tensor([0, -2, 0]), "2 classes"),
+        (torch.zeros(3, 1, 16, 16, dtype=torch.uint8), torch.tensor([0, -3, 0]), "2 classes"),
     ],
 )
 def test_images_and_labels_are_checked(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:

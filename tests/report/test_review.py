@@ -117,6 +117,12 @@ def test_every_order_is_the_one_it_says(browser: Any, reviewed: ReviewedRun, tmp
     choose(browser, "sort", "by class")
     classes = [int(card.find_element("css selector", ".belief b").text) for card in cards(browser)]
     assert classes == sorted(classes)
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    )
+    browser.refresh()
+    root = "document.documentElement"
+    assert browser.execute_script(f"return {root}.scrollWidth <= {root}.clientWidth")
     assert not browser.get_log("browser")
 
 

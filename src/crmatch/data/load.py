@@ -91,7 +91,10 @@ def _from_arrays(path: Path, arrays: Arrays) -> DataSet:
 
 def _image_set(path: Path, arrays: Arrays, part: str, names: tuple[str, ...]) -> ImageSet:
     images = torch.from_numpy(arrays[f"{part}_images"]).permute(0, 3, 1, 2)
+    labels = torch.from_numpy(arrays[f"{part}_labels"].astype(np.int64))
     try:
-        return ImageSet(images, torch.from_numpy(arrays[f"{part}_labels"].astype(np.int64)), names)
+        if (labels < UNLABELED).any():
+            raise DataError(f"labels begin at {int(labels.min())}.\nUse {UNLABELED} for unlabeled images.")
+        return ImageSet(images, labels, names)
     except DataError as error:
         raise DataError(f"{path}, {part} part: {error}") from error
