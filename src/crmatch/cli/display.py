@@ -16,7 +16,7 @@ from rich.table import Table
 
 from crmatch.methods import title_of
 from crmatch.runs.cost import duration
-from crmatch.runs.record import HEADLINES
+from crmatch.runs.record import HEADLINES, describe_error
 
 if TYPE_CHECKING:
     from crmatch.evaluation import Quality
@@ -148,15 +148,6 @@ class Display(AbstractContextManager["Display"]):
             self._bar.console.print(text, soft_wrap=True)
 
 
-def describe_error(error: float, images: int) -> str:
-    """A test error in percent with its 95 % interval (Wilson) and the accuracy, in words."""
-    from scipy.stats import binomtest
-
-    interval = binomtest(round(error / 100 * images), images).proportion_ci(method="wilson")
-    low, high = 100 * interval.low, 100 * interval.high
-    return f"test error {error:.2f} % (95 % interval {low:.1f}–{high:.1f} %), accuracy {100 - error:.2f} %"
-
-
 def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> None:
     """The result of `crmatch train`: test errors, the gain over the baseline if there is one, and the directories."""
     first, *others = records
@@ -165,11 +156,14 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> 
         title = title_of(record.spec.method)
         if record.error is None:
             result = "trained; there is no test set to measure it on"
+            if (estimate := record.cross_validation) is not None:
+                result = f"estimated error {describe_error(estimate.error, estimate.labels)}, by cross-validation over "
+                result += f"{estimate.labels:,} labels; there is no test set to measure it on"
         else:
             details = (
                 f"{record.test_images:,} images, {HEADLINES[record.spec.headline]}, {duration(record.seconds)} of training"
             )
-            result = f"{describe_error(record.error, record.test_images)} ({details})"
+            result = f"test error {describe_error(record.error, record.test_images)} ({details})"
         typer.echo(f"{title} on {setting}: {result}")
     if others and first.error is not None and others[0].error is not None:
         gain = others[0].error - first.error
@@ -189,7 +183,7 @@ def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int
         ]
     )
     typer.echo(
-        f"{run}: {describe_error(quality.error, images)} on {images:,} images of {record.spec.setting}, "
+        f"{run}: test error {describe_error(quality.error, images)} on {images:,} images of {record.spec.setting}, "
         f"calibration error {quality.calibration_error:.2f} percentage points"
     )
 

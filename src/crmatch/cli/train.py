@@ -104,11 +104,19 @@ def train(
     session = Session(execution, resume, list(tools), not json_, join(), started)
     evidence: Evidence | None = None
     if pretrained and len(specs) > 1:
-        # The baseline takes seconds on a frozen backbone, and its features tell whether unlabeled images help: it comes first.
-        trained = [session.train(specs[1], workspace)]
-        # The head of a tuned run keeps its own name.
-        evidence = session.gather_evidence(specs[0], specs[1], workspaces[0] if recipe == "head" else workspace)
-        trained = [session.train(specs[0], workspaces[0], minutes), *trained]
+        from crmatch.runs.cross_validation import compare
+        from crmatch.spec.recipes import head_of
+
+        # The heads take seconds, and cross-validation tells which of them is better: they come before any tuning.
+        base = session.train(specs[1], workspace)
+        if recipe == "head":
+            main = head = session.train(specs[0], workspaces[0], minutes)
+        else:  # the head of a tuned run keeps its own name
+            head = session.train(head_of(specs[0], workspace.setting_of(specs[0])), workspace)
+        evidence = compare(base[1], head[1])
+        if evidence and session.speaks:
+            typer.echo("\n".join(evidence.lines()), err=True)
+        trained = [main if recipe == "head" else session.train(specs[0], workspaces[0], minutes), base]
     else:
         trained = [
             session.train(spec, place, minutes, share=1 / (len(specs) - number))  # they share the time

@@ -150,10 +150,14 @@ class Experiment:
 
     def measure(self, network: Network) -> Quality | None:
         """Error, confusion and calibration of `network` on the test set; None without a test set."""
+        return measure(*found) if (found := self.test_predictions(network)) else None
+
+    def test_predictions(self, network: Network) -> tuple[Tensor, Tensor] | None:
+        """Probabilities (N, K) and true classes (N,) of the test images; None without a test set."""
         if self._test is None:
             return None
         images, labels = self._test
-        return measure(predict_probabilities(network, images, self.normalizer).cpu(), labels)
+        return predict_probabilities(network, images, self.normalizer).cpu(), labels
 
     def evaluated(self, models: Models) -> Network:
         """The model whose error the method reports."""

@@ -25,7 +25,6 @@ from crmatch.data.images import DataSet
 from crmatch.data.settings import GENERIC, Setting
 from crmatch.data.splits import Split
 from crmatch.errors import RequestError
-from crmatch.evaluation import Quality, measure
 from crmatch.methods.base import Models
 from crmatch.networks.build import assemble
 from crmatch.networks.config import PretrainedConfig
@@ -185,11 +184,16 @@ class HeadExperiment(Experiment):
         other._total_steps = spec.plan.total_steps(len(split.unlabeled))
         return other
 
-    @torch.inference_mode()
     def predict(self, network: Network, rows: Tensor) -> Tensor:
-        """Classes (N,) that the trained head predicts for training images, from their unaugmented views."""
-        predicted: Tensor = network.eval()(self._as_input(self.banks["none"][0][rows.numpy()])).logits.argmax(dim=1)
-        return predicted.cpu()
+        """Class probabilities (N, K) of training images by the trained head, from their unaugmented views."""
+        return self._probabilities(network, self._as_input(self.banks["none"][0][rows.numpy()]))
+
+    @torch.inference_mode()
+    def _probabilities(self, network: Network, features: Tensor) -> Tensor:
+        was_training = network.training
+        probabilities: Tensor = network.eval()(features).logits.softmax(dim=1)
+        network.train(was_training)
+        return probabilities.cpu()
 
     def _compute(self, work: list[tuple[FeatureStore, str, int]], progress: FeatureProgress | None) -> None:
         if not work:
@@ -240,16 +244,11 @@ class HeadExperiment(Experiment):
             seed=self.spec.seed,
         )
 
-    @torch.inference_mode()
-    def measure(self, network: Network) -> Quality | None:
-        """Error, confusion and calibration of the classifier on the test set; None without a test set."""
+    def test_predictions(self, network: Network) -> tuple[Tensor, Tensor] | None:
+        """Probabilities (N, K) and true classes (N,) of the test images; None without a test set."""
         if self._test_features is None or self.data.test is None:
             return None
-        was_training = network.training
-        network.eval()
-        probabilities = network(self._test_features).logits.softmax(dim=1)
-        network.train(was_training)
-        return measure(probabilities.cpu(), self.data.test.labels)
+        return self._probabilities(network, self._test_features), self.data.test.labels
 
     def deployed_network(self, models: Models) -> Network:
         """The pretrained backbone with the trained classifier."""
