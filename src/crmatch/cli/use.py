@@ -76,7 +76,7 @@ def export(
     json_: JsonOption = False,
 ) -> None:
     """Export the model: uint8 (N, C, H, W) in, probabilities out; the file is checked against the model."""
-    from crmatch.predict.export import export_model
+    from crmatch.predict.export import SCRIPT, export_model
     from crmatch.predict.model import load
 
     model = load(run)
@@ -90,6 +90,9 @@ def export(
         shape = ", ".join(map(str, images.shape[1:]))
         typer.echo(f"{target}: uint8 (N, {shape}) -> probabilities (N, {len(model.class_names)})")
         typer.echo(f"largest difference from the model on {len(images):,} images ({kind}): {difference:.2g}")
+        if form == "onnx":
+            script = shlex.quote(str(target.with_name(SCRIPT)))
+            typer.echo(f"Without crmatch: python {script} {shlex.quote(str(target))} PICTURES...")
 
 
 def review(
