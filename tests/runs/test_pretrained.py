@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from crmatch.networks.pretrained.weights import installed_file
 from crmatch.predict.model import load
 from crmatch.runs.cross_validation import Evidence, compare, cross_validate, folds
 from crmatch.runs.experiment import Experiment
-from crmatch.runs.features import FeatureStore, HeadExperiment, remove_unused
+from crmatch.runs.features import FeatureStore, HeadExperiment
 from crmatch.runs.image_size import choose_image_size, largest_without_loss
 from crmatch.runs.run import make_experiment, run
 from crmatch.runs.timing import fit_steps
@@ -151,21 +150,6 @@ def test_features_are_computed_once_and_other_images_or_augmentations_are_other_
     assert all(np.array_equal(*pair) for pair in zip(first.banks["strong"], again.banks["strong"], strict=True))
     head_experiment(workspace, replace(spec, **{"augmentation.mirror": not spec.augmentation.mirror}))
     assert len(computed) == 10
-
-
-def test_the_least_recently_used_features_are_removed_first(workspace: Workspace, tmp_path: Path) -> None:
-    folder, spec = tmp_path / "features", spec_of(workspace)
-    for age, name in enumerate(("new", "old")):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "none.npy").write_bytes(bytes(1000))
-        os.utime(folder / name, (1e9 - age, 1e9 - age))
-    data, _ = workspace.load(spec)
-    used = FeatureStore(spec, data.train.images, folder)
-    used.folder.mkdir()
-    remove_unused(folder, [used], most=1500)
-    assert {path.name for path in folder.iterdir()} == {"new", used.folder.name}
-    remove_unused(folder, [used], most=0)
-    assert {path.name for path in folder.iterdir()} == {used.folder.name}
 
 
 def test_a_killed_computation_of_features_goes_on_where_it_was(stripes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from crmatch.methods import title_of
-from crmatch.runs.cost import duration
+from crmatch.runs.cost import duration, feature_seconds, on_cpu
 from crmatch.runs.record import HEADLINES, describe_error
 
 if TYPE_CHECKING:
@@ -100,6 +101,9 @@ class Display(AbstractContextManager["Display"]):
         """Show how many features of a frozen backbone are computed."""
         if self._features is None:
             self._features = Bar("views", self._quiet or self._brief)
+            seconds, size = feature_seconds(self._spec, total), self._spec.data.image_size
+            time_needed = f", about {duration(max(1, seconds))} {on_cpu()}" if seconds else ""
+            self._say(f"The pretrained network computes features of {total:,} views at {size} px (once{time_needed})")
             self._features.start(total, 0, "computing features")
             self._began, self._first = time.perf_counter(), done
         elif self._brief and self._began is not None:
@@ -170,8 +174,13 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> 
         change = f"{'lowers' if gain >= 0 else 'raises'} the error by {abs(gain):.2f} percentage points"
         how = "Tuning with" if first.spec.recipe == "tune" else "Using"
         typer.echo(f"{how} the {first.unlabeled_images:,} unlabeled images {change}.")
+        if gain < 0 and first.spec.recipe == "quick":
+            typer.echo(f"Unlabeled images usually help after more steps than the {first.steps:,} of this run (--steps).")
     for directory in directories:
         typer.echo(f"Saved in {directory}")
+    run, folder = shlex.quote(str(directories[0])), first.spec.data.folder is not None
+    more = f", crmatch review {run}, or crmatch predict {run} PICTURES..." if folder else ""
+    typer.echo(f"Next: crmatch report {run}{more}")
 
 
 def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int) -> None:

@@ -16,7 +16,7 @@ from crmatch.cli.options import is_main_process
 from crmatch.distributed.process_group import ProcessGroup
 from crmatch.errors import RequestError
 from crmatch.networks.config import PretrainedConfig
-from crmatch.runs.cost import describe_cost, estimate
+from crmatch.runs.cost import describe_cost, duration, estimate, on_cpu, tuning_seconds
 from crmatch.runs.experiment import Progress
 from crmatch.runs.record import RunRecord
 from crmatch.runs.run import make_experiment, run
@@ -67,8 +67,13 @@ class Session:
                 from crmatch.cli.trackers import tracked
 
                 progress = stack.enter_context(tracked(name, spec, workspace, beside=progress))
-            if not isinstance(spec.network, PretrainedConfig):
-                display.cost = describe_cost(estimate(spec, workspace.setting_of(spec), self.execution.activations))
+            display.cost = describe_cost(estimate(spec, workspace.setting_of(spec), self.execution.activations))
+            if isinstance(spec.network, PretrainedConfig) and (steps := spec.plan.steps):
+                seconds = tuning_seconds(spec, steps)
+                time_needed = f", about {duration(seconds)} {on_cpu()}" if seconds else ""
+                display.cost = f"{steps:,} steps" + (
+                    time_needed if spec.network.train == "all" else " on stored features, a few seconds"
+                )
             stop = stop_request()
             record = run(
                 spec, workspace, self.execution, resume=self.resume, progress=progress, stop=stop, processes=self.processes

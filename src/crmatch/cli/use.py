@@ -12,7 +12,6 @@ import typer
 
 from crmatch.cli.options import CodeOption, DataDirOption, JsonOption, RunArgument, print_rows, workspace_at
 from crmatch.errors import DataError, RequestError
-from crmatch.runs.record import describe_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,6 +150,8 @@ def _confidence_for(error: float, abstain: float, model: Model) -> float:
 
 def _how_often_right(model: Model, abstain: float) -> str:
     """How often answers of at least this confidence were right, in words."""
+    from crmatch.runs.record import describe_error
+
     if model.calibration is None:
         return "These confidences are not calibrated, and may be far too high: the model was never measured on held-out labels."
     (count, right), pictures = model.calibration.above(abstain), model.calibration.describe_pictures()

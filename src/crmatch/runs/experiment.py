@@ -55,9 +55,8 @@ def load_run_data(spec: RunSpec, setting: Setting, data_dir: Path | None = None)
         return add_labels(data, split, setting.labels_file) if setting.labels_file else (data, split)
     pictures = load_folder(setting.folder, spec.data.image_size, data_dir, setting.labels_file)
     split = given_split(pictures.train.labels, spec.data.unlabeled)
-    if not len(split.unlabeled):
-        found = f"{setting.folder} has no unlabeled pictures"
-        raise RequestError(f"{found}.\nPut some into unlabeled/, or use the labeled ones: --set data.unlabeled=all")
+    if not len(split.unlabeled):  # then the labeled ones are used as unlabeled ones, too
+        split = given_split(pictures.train.labels, "all")
     return DataSet(pictures.train, pictures.test), split
 
 
