@@ -73,15 +73,15 @@ class Bin(NamedTuple):
     accuracy: float
 
 
-def reliability(probabilities: Tensor, labels: Tensor) -> list[Bin]:
+def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[Bin]:
     """Confidence and accuracy in equal bins; sum_b (n_b / N) |accuracy_b - confidence_b| is the calibration error."""
     confidence, predicted = probabilities.max(dim=1)
-    which = (confidence * BINS).long().clamp_max(BINS - 1)
-    images = torch.bincount(which, minlength=BINS)
-    zeros = torch.zeros(BINS, dtype=torch.float64, device=which.device)
+    which = (confidence * bins).long().clamp_max(bins - 1)
+    images = torch.bincount(which, minlength=bins)
+    zeros = torch.zeros(bins, dtype=torch.float64, device=which.device)
     sums = zeros.index_add(0, which, confidence.double()), zeros.index_add(0, which, (predicted == labels).double())
     rows = zip(images.tolist(), *((total / images.clamp_min(1)).tolist() for total in sums), strict=True)
-    return [Bin(place / BINS, (place + 1) / BINS, *row) for place, row in enumerate(rows)]
+    return [Bin(place / bins, (place + 1) / bins, *row) for place, row in enumerate(rows)]
 
 
 def pseudo_label_counts(predicted: Tensor, used: Tensor, truth: Tensor) -> dict[str, Tensor]:

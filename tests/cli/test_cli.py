@@ -124,7 +124,7 @@ def test_the_baseline_is_trained_on_the_same_labels_and_compared(crmatch: Comman
 
 
 def test_an_error_comes_with_its_interval_and_the_accuracy() -> None:
-    assert describe_error(3.8, 500) == "test error 3.80 % (95 % interval 2.4–5.9 %), accuracy 96.20 %"
+    assert describe_error(3.8, 500) == "3.80 % (95 % interval 2.4–5.9 %), accuracy 96.20 %"
 
 
 def test_evaluate_repeats_the_records_error(crmatch: Command, finished: Path, stripes: Path) -> None:

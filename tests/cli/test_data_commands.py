@@ -11,6 +11,7 @@ from picture_corpus import write_corpus
 
 from conftest import Command
 from crmatch.data.official import fetch as fetching
+from finished import write_photos
 
 SHORT = ["--recipe=quick", "--set=plan.steps=3", "--set=network.filters=8"]
 
@@ -59,3 +60,14 @@ def test_a_folder_with_fifty_broken_pictures_trains_names_them_and_is_drawn(crma
     outcome = crmatch("show", "data", tmp_path / "corpus", *cache, "--out", tmp_path / "sheet.png")
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "sheet.png").stat().st_size > 1000
+
+
+@pytest.mark.process
+def test_what_is_kept_of_pictures_is_shown_and_removed(crmatch: Command, tmp_path: Path) -> None:
+    folder, data_dir = write_photos(tmp_path / "photos", labeled=4, unlabeled=4), tmp_path / "data"
+    assert crmatch("data", "check", folder, "--data-dir", data_dir).code == 0
+    assert "decoded pictures: 0 MB in" in crmatch("data", "clean", "--dry-run", "--data-dir", data_dir).out
+    assert list(data_dir.rglob("pixels-*"))
+    assert "stored features: 0 MB removed" in crmatch("data", "clean", "--data-dir", data_dir).out
+    assert not list(data_dir.rglob("pixels-*"))
+    assert crmatch("data", "check", folder, "--data-dir", data_dir).code == 0

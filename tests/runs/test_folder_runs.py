@@ -131,7 +131,6 @@ def test_check_reports_a_folder_in_words_and_as_json(crmatch: Command, photos: P
     [
         (lambda folder: (folder / "labeled").rename(folder / "things"), 3, "labeled/"),
         (lambda folder: [file.unlink() for file in (folder / "labeled" / "red").iterdir()], 3, "red"),
-        (lambda folder: [file.unlink() for file in (folder / "unlabeled").iterdir()], 2, "no unlabeled pictures"),
     ],
 )
 def test_folders_that_cannot_be_trained_on_say_why(
@@ -143,6 +142,33 @@ def test_folders_that_cannot_be_trained_on_say_why(
     assert message in outcome.err
     assert len(outcome.err.strip().splitlines()) <= 2
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.process
+def test_class_folders_alone_are_enough_and_a_test_set_is_held_out_once(crmatch: Command, tmp_path: Path) -> None:
+    random, folder = np.random.default_rng(0), tmp_path / "pets"
+    for number in range(50):
+        place = folder / ("cat", "dog")[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(place)
+    places = ["--data-dir", tmp_path / "cache"]
+    checked = crmatch("data", "check", folder, *places)
+    assert "crmatch train holds out 10 pictures with labels (held-out.csv)" in checked.out
+    assert not (folder / "held-out.csv").exists()
+    command = ["train", folder, "--no-baseline", "--out", tmp_path / "runs", *places, *SETTINGS]
+    first = crmatch(*command)
+    assert first.code == 0, first.err
+    assert "10 labeled pictures, a fifth of each class, are held out to measure the error" in first.err
+    record = json.loads(next((tmp_path / "runs").rglob("record.json")).read_text())
+    assert (record["labeled_images"], record["unlabeled_images"], record["test_images"]) == (40, 40, 10)
+    again = crmatch(*command, "--name", "again")
+    # The size is that of the check, and the report is not repeated: two lines, and one about size and cost.
+    used = "Pictures of about 40 px are used at 32 px. Training takes about"
+    assert used in checked.out
+    assert again.err.splitlines()[1].endswith(f"the whole report: crmatch data check {folder}")
+    assert again.err.splitlines()[2].startswith(used)
+    assert "at 64 px it would take" in again.err
+    assert "CR-Match on pets" in again.err.splitlines()[3]
 
 
 def test_a_folder_or_labels_that_are_not_there_are_refused(crmatch: Command, tmp_path: Path) -> None:

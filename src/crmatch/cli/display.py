@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,8 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from crmatch.methods import title_of
-from crmatch.runs.cost import duration
-from crmatch.runs.record import HEADLINES
+from crmatch.runs.cost import duration, feature_seconds, on_cpu
+from crmatch.runs.record import HEADLINES, describe_error
 
 if TYPE_CHECKING:
     from crmatch.evaluation import Quality
@@ -100,6 +101,9 @@ class Display(AbstractContextManager["Display"]):
         """Show how many features of a frozen backbone are computed."""
         if self._features is None:
             self._features = Bar("views", self._quiet or self._brief)
+            seconds, size = feature_seconds(self._spec, total), self._spec.data.image_size
+            time_needed = f", about {duration(max(1, seconds))} {on_cpu()}" if seconds else ""
+            self._say(f"The pretrained network computes features of {total:,} views at {size} px (once{time_needed})")
             self._features.start(total, 0, "computing features")
             self._began, self._first = time.perf_counter(), done
         elif self._brief and self._began is not None:
@@ -148,15 +152,6 @@ class Display(AbstractContextManager["Display"]):
             self._bar.console.print(text, soft_wrap=True)
 
 
-def describe_error(error: float, images: int) -> str:
-    """A test error in percent with its 95 % interval (Wilson) and the accuracy, in words."""
-    from scipy.stats import binomtest
-
-    interval = binomtest(round(error / 100 * images), images).proportion_ci(method="wilson")
-    low, high = 100 * interval.low, 100 * interval.high
-    return f"test error {error:.2f} % (95 % interval {low:.1f}–{high:.1f} %), accuracy {100 - error:.2f} %"
-
-
 def print_records(records: Sequence[RunRecord], directories: Sequence[Path], before: RunRecord | None = None) -> None:
     """The result of `crmatch train`: test errors, the gains over the baseline and the round before, and the directories."""
     first, *others = records
@@ -165,17 +160,22 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path], bef
         title = title_of(record.spec.method)
         if record.error is None:
             result = "trained; there is no test set to measure it on"
+            if (estimate := record.cross_validation) is not None:
+                result = f"estimated error {describe_error(estimate.error, estimate.labels)}, by cross-validation over "
+                result += f"{estimate.labels:,} labels; there is no test set to measure it on"
         else:
             details = (
                 f"{record.test_images:,} images, {HEADLINES[record.spec.headline]}, {duration(record.seconds)} of training"
             )
-            result = f"{describe_error(record.error, record.test_images)} ({details})"
+            result = f"test error {describe_error(record.error, record.test_images)} ({details})"
         typer.echo(f"{title} on {setting}: {result}")
     if others and first.error is not None and others[0].error is not None:
         gain = others[0].error - first.error
         change = f"{'lowers' if gain >= 0 else 'raises'} the error by {abs(gain):.2f} percentage points"
         how = "Tuning with" if first.spec.recipe == "tune" else "Using"
         typer.echo(f"{how} the {first.unlabeled_images:,} unlabeled images {change}.")
+        if gain < 0 and first.spec.recipe == "quick":
+            typer.echo(f"Unlabeled images usually help after more steps than the {first.steps:,} of this run (--steps).")
     if before:
         more = first.labeled_images - before.labeled_images
         labels = f"{abs(more):,} {'more' if more >= 0 else 'fewer'} label{'s' * (abs(more) != 1)}"
@@ -186,6 +186,9 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path], bef
             typer.echo(f"Before {before.error:.1f} %, now {first.error:.1f} %, {labels}{other}.")
     for directory in directories:
         typer.echo(f"Saved in {directory}")
+    run, folder = shlex.quote(str(directories[0])), first.spec.data.folder is not None
+    others_next = f", crmatch label {run}, or crmatch predict {run} PICTURES..." if folder else ""
+    typer.echo(f"Next: crmatch report {run}{others_next}")
 
 
 def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int) -> None:
@@ -197,7 +200,7 @@ def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int
         ]
     )
     typer.echo(
-        f"{run}: {describe_error(quality.error, images)} on {images:,} images of {record.spec.setting}, "
+        f"{run}: test error {describe_error(quality.error, images)} on {images:,} images of {record.spec.setting}, "
         f"calibration error {quality.calibration_error:.2f} percentage points"
     )
 

@@ -11,16 +11,13 @@ from typing import Literal
 
 import typer
 
-from crmatch.atomic_files import write_json
 from crmatch.cli.display import Display
 from crmatch.cli.options import is_main_process
 from crmatch.distributed.process_group import ProcessGroup
 from crmatch.errors import RequestError
 from crmatch.networks.config import PretrainedConfig
-from crmatch.runs.cost import describe_cost, estimate
-from crmatch.runs.cross_validation import Evidence, gather_evidence, read_evidence
+from crmatch.runs.cost import describe_cost, duration, estimate, on_cpu, tuning_seconds
 from crmatch.runs.experiment import Progress
-from crmatch.runs.features import HeadExperiment
 from crmatch.runs.record import RunRecord
 from crmatch.runs.run import make_experiment, run
 from crmatch.runs.signals import stop_request
@@ -70,34 +67,18 @@ class Session:
                 from crmatch.cli.trackers import tracked
 
                 progress = stack.enter_context(tracked(name, spec, workspace, beside=progress))
-            if not isinstance(spec.network, PretrainedConfig):
-                display.cost = describe_cost(estimate(spec, workspace.setting_of(spec), self.execution.activations))
+            display.cost = describe_cost(estimate(spec, workspace.setting_of(spec), self.execution.activations))
+            if isinstance(spec.network, PretrainedConfig) and (steps := spec.plan.steps):
+                seconds = tuning_seconds(spec, steps)
+                time_needed = f", about {duration(seconds)} {on_cpu()}" if seconds else ""
+                display.cost = f"{steps:,} steps" + (
+                    time_needed if spec.network.train == "all" else " on stored features, a few seconds"
+                )
             stop = stop_request()
             record = run(
                 spec, workspace, self.execution, resume=self.resume, progress=progress, stop=stop, processes=self.processes
             )
         return workspace.run_directory(spec).path, record
-
-    def gather_evidence(self, main: RunSpec, supervised: RunSpec, workspace: Workspace) -> Evidence | None:
-        """Compare the heads with and without unlabeled images by cross-validation over the labels, and say what was found.
-
-        The result is kept beside the run of the head. None on several processes, or if no label can be held out.
-        """
-        if self.processes.count > 1:
-            return None
-        head = main if main.recipe == "head" else head_of(main, workspace.setting_of(main))
-        kept = workspace.run_directory(head).evidence
-        evidence = read_evidence(kept) if kept.exists() else None
-        if evidence is None:
-            with self._display(head) as progress:
-                runtime = choose_runtime(self.execution, head.precision)
-                experiment = HeadExperiment(head, *workspace.load(head), runtime, workspace.features, progress.features)
-                evidence = gather_evidence(experiment, supervised, head)
-            if evidence:
-                write_json(kept, evidence._asdict())
-        if evidence and self.speaks:
-            typer.echo("\n".join(evidence.lines()), err=True)
-        return evidence
 
     def _display(self, spec: RunSpec) -> Display:
         return Display(spec, quiet=not (self.speaks and is_main_process()))

@@ -8,6 +8,7 @@ crmatch evaluate runs/digits@4/crmatch/split1-seed0
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,11 +17,13 @@ import typer
 
 from crmatch.cli import options
 from crmatch.cli.options import is_main_process
-from crmatch.errors import RequestError
+from crmatch.errors import DataError, RequestError
 
 if TYPE_CHECKING:
+    from crmatch.data.folder.preflight import Preflight
     from crmatch.data.settings import Setting
     from crmatch.runs.cross_validation import Evidence
+    from crmatch.runs.image_size import SizeChoice
     from crmatch.runs.record import RunRecord
     from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import RunSpec
@@ -86,7 +89,10 @@ def train(
         changes = keys_to_keep(before.spec, workspace.setting(setting, labels)) | changes
     elif network and backbone is None:
         backbone = "none"
-    recipe = _choose_recipe(workspace.setting(setting, labels), method, recipe, backbone, minutes)
+    parsed = workspace.setting(setting, labels)
+    if parsed.folder and "RANK" not in os.environ:
+        _hold_out(parsed, workspace)
+    recipe = _choose_recipe(parsed, method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
     specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
     if baseline is None:
@@ -99,21 +105,26 @@ def train(
         specs.append(options.make_spec(setting, "supervised", stage, data_dir, shared, labels, backbone))
     workspaces = [workspace.named(name), workspace]  # the baseline keeps its own name
     pretrained = recipe in ("head", "tune")
+    quiet, reason = json_ or not is_main_process(), ""
     if pretrained and "data.image_size" not in changes:
-        quiet = json_ or not is_main_process()
-        size = before.spec.data.image_size if before else _choose_image_size(specs[0], workspaces[0], minutes, quiet)
-        changes["data.image_size"] = size
-        specs = [
-            replace(spec, **{"data.image_size": changes["data.image_size"], "network.size_chosen": spec.recipe == recipe})
-            for spec in specs
-        ]
+        if before:
+            size, reason = before.spec.data.image_size, " (as in the round before)"
+        else:
+            choice = choose_size(specs[0], workspaces[0], minutes)
+            size, reason = choice.size, choice.reason
+        specs = [replace(spec, **{"data.image_size": size, "network.size_chosen": spec.recipe == recipe}) for spec in specs]
+        if parsed.folder is None and not quiet:
+            typer.echo(f"Images are used at {size} px{reason}. Choose another size with --image-size.", err=True)
     if from_ is not None and recipe != "head":  # a classifier on frozen features is trained in seconds
         weights = str(read_json(RunDirectory(from_).model_config)["checksum"])[:8]
         specs[0] = replace(specs[0], start_from=f"{from_.resolve()}#{weights}")
     if not long_is_wanted:
         _refuse_long_run(specs[0], workspace, execution)
-    if is_main_process():
-        _check_pictures(specs[0], workspace, quiet=json_)
+    if parsed.folder and is_main_process():
+        report, used = check_pictures(specs[0], workspace, reason, quiet)
+        if not quiet:
+            lines = report.lines() if report.is_new(workspace.data_dir) else report.short_lines()
+            typer.echo("\n".join([*lines, used]), err=True)
     from crmatch.cli.display import print_records
     from crmatch.cli.session import Session
     from crmatch.distributed.process_group import join
@@ -122,11 +133,19 @@ def train(
     session = Session(execution, resume, list(tools), not json_, join(), started)
     evidence: Evidence | None = None
     if pretrained and len(specs) > 1:
-        # The baseline takes seconds on a frozen backbone, and its features tell whether unlabeled images help: it comes first.
-        trained = [session.train(specs[1], workspace)]
-        # The head of a tuned run keeps its own name.
-        evidence = session.gather_evidence(specs[0], specs[1], workspaces[0] if recipe == "head" else workspace)
-        trained = [session.train(specs[0], workspaces[0], minutes), *trained]
+        from crmatch.runs.cross_validation import compare
+        from crmatch.spec.recipes import head_of
+
+        # The heads take seconds, and cross-validation tells which of them is better: they come before any tuning.
+        base = session.train(specs[1], workspace)
+        if recipe == "head":
+            main = head = session.train(specs[0], workspaces[0], minutes)
+        else:  # the head of a tuned run keeps its own name
+            head = session.train(head_of(specs[0], workspace.setting_of(specs[0])), workspace)
+        evidence = compare(base[1], head[1])
+        if evidence and session.speaks:
+            typer.echo("\n".join(evidence.lines()), err=True)
+        trained = [main if recipe == "head" else session.train(specs[0], workspaces[0], minutes), base]
     else:
         trained = [
             session.train(spec, place, minutes, share=1 / (len(specs) - number))  # they share the time
@@ -207,22 +226,35 @@ def _choose_recipe(setting: Setting, method: str, recipe: str | None, backbone: 
     return recipe
 
 
-def _choose_image_size(spec: RunSpec, workspace: Workspace, minutes: float | None, quiet: bool) -> int:
+def _hold_out(setting: Setting, workspace: Workspace) -> None:
+    """Hold out a test set in a folder that has none, unless it was trained on before, and say so."""
+    from crmatch.data.folder.hold_out import hold_out
+    from crmatch.data.folder.scan import HELD_OUT_FILE
+
+    assert setting.folder is not None
+    if any((workspace.out / setting.name).glob("*/*/spec.json")):  # earlier runs had no test set, or this one
+        return
+    try:
+        if count := hold_out(setting.folder, setting.labels_file):
+            what = f"There is no test set: {count:,} labeled pictures, a fifth of each class, are held out to measure the error"
+            advice = "Keep only the first line of that file to train with all labels."
+            typer.echo(f"{what}. They are listed in {setting.folder / HELD_OUT_FILE}.\n{advice}", err=True)
+    except DataError as error:
+        typer.echo(f"There is no test set, and none is held out: {str(error).splitlines()[0]}", err=True)
+
+
+def choose_size(spec: RunSpec, workspace: Workspace, minutes: float | None = None) -> SizeChoice:
     """The image size of a run with a pretrained backbone: one at which it takes three minutes, or most of `minutes`."""
     from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
+    from crmatch.runs.image_size import SizeChoice, choose_image_size
     from crmatch.spec.run_spec import replace
 
     spec = replace(spec, **{"network.size_chosen": True, "plan.minutes": minutes})
     if (begun := workspace.run_directory(spec).read_spec()) is not None:
-        return begun.data.image_size
+        return SizeChoice(begun.data.image_size, {})
     if getattr(spec.network, "backbone", None) not in EFFICIENTNET_LITE:  # the time of other networks is not known
-        return spec.data.image_size
-    from crmatch.runs.image_size import choose_image_size
-
-    choice = choose_image_size(spec, workspace.setting_of(spec), workspace, 0.9 * 60 * minutes if minutes else 180)
-    if not quiet:
-        typer.echo(choice.line(), err=True)
-    return choice.size
+        return SizeChoice(spec.data.image_size, {})
+    return choose_image_size(spec, workspace.setting_of(spec), workspace, 0.9 * 60 * minutes if minutes else 180)
 
 
 def _refuse_long_run(spec: RunSpec, workspace: Workspace, execution: Execution) -> None:
@@ -252,34 +284,21 @@ def _refuse_long_run(spec: RunSpec, workspace: Workspace, execution: Execution) 
     raise RequestError(f"{run}, would take long: {describe_cost(cost)}.\n{advice}")
 
 
-def _check_pictures(spec: RunSpec, workspace: Workspace, quiet: bool) -> None:
-    """Decode a folder's pictures with a progress bar and print what was found, before anything heavy is imported."""
-    if spec.data.folder is None:
-        return
+def check_pictures(spec: RunSpec, workspace: Workspace, reason: str, quiet: bool) -> tuple[Preflight, str]:
+    """Decode a folder's pictures with a progress bar: the report, and a line about their size in training and its cost.
+
+    `reason`, in parentheses, tells why this size was chosen.
+    """
     from crmatch.cli.display import Bar
     from crmatch.data.folder.preflight import check_folder
-    from crmatch.networks.config import PretrainedConfig
-    from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
-    from crmatch.runs.cost import duration, on_cpu, pretrained_seconds
-    from crmatch.spec.run_spec import replace
+    from crmatch.runs.cost import describe_size
 
-    setting = workspace.setting_of(spec)
+    setting, size = workspace.setting_of(spec), spec.data.image_size
     was_given = not getattr(spec.network, "size_chosen", False)  # no advice against a size that was chosen for the user
+    assert setting.folder is not None
     with Bar("pictures", quiet) as progress:
-        size, labels = spec.data.image_size, setting.labels_file
-        report = check_folder(Path(spec.data.folder), size, workspace.data_dir, labels, progress, advise_size=was_given)
-    if quiet:
-        return
-    lines = report.lines()
+        report = check_folder(setting.folder, size, workspace.data_dir, setting.labels_file, progress, advise_size=was_given)
+    line = describe_size(spec, setting, sum(one.labeled for one in report.classes) + report.unlabeled, reason)
     if spec.augmentation.mirror:
-        lines.append("Training mirrors pictures; for text or left/right classes add --set augmentation.mirror=false")
-    if isinstance(spec.network, PretrainedConfig):
-        pictures, network = sum(one.labeled for one in report.classes) + report.unlabeled, spec.network.backbone
-        known = network in EFFICIENTNET_LITE
-        head = replace(spec, **{"network.train": "head"})
-        time_needed = f", about {duration(pretrained_seconds(head, setting.channels, pictures))} {on_cpu()}" if known else ""
-        lines.append(
-            f"First the pretrained network {network} computes features of {pictures:,} pictures at {spec.data.image_size} px "
-            f"in several views (once{time_needed}). A classifier is then trained on them in seconds."
-        )
-    typer.echo("\n".join(lines), err=True)
+        line += " It mirrors pictures; for text or left/right classes add --set augmentation.mirror=false"
+    return report, line

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,6 +32,10 @@ def predict(
     pictures: Annotated[list[Path], typer.Argument(metavar="PICTURES...", help="Picture files, and folders of them.")],
     out: Annotated[Path | None, typer.Option("--out", help="A .csv or .json file (default: CSV on stdout).")] = None,
     abstain: Annotated[float, typer.Option("--abstain", help="Leave the class empty below this confidence, e.g. 0.8.")] = 0.0,
+    abstain_error: Annotated[
+        float | None,
+        typer.Option("--abstain-error", help="Leave so many empty that at most this percentage of answers is wrong."),
+    ] = None,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Add the probability of every class.")] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Images per pass through the network.")] = 256,
     code: CodeOption = None,
@@ -46,12 +52,15 @@ def predict(
     from crmatch.predict.picture_files import list_pictures, predict_files
 
     model, paths = load(run), list_pictures(pictures)
+    if abstain_error is not None:
+        abstain = _confidence_for(abstain_error, abstain, model)
     with Bar("pictures") as progress:
         found = predict_files(model, paths, batch_size, progress)
     for row, reason in list(found.unreadable.items())[:MOST_NAMED]:
         typer.echo(f"unreadable: {paths[row]}: {reason}", err=True)
     if (more := len(found.unreadable) - MOST_NAMED) > 0:
         typer.echo(f"and {more:,} more unreadable files", err=True)
+    typer.echo(_how_often_right(model, abstain), err=True)
     text = found.text("json" if out and out.suffix == ".json" else "csv", abstain, probabilities)
     if out is None:
         typer.echo(text, nl=False)
@@ -69,7 +78,7 @@ def export(
     json_: JsonOption = False,
 ) -> None:
     """Export the model: uint8 (N, C, H, W) in, probabilities out; the file is checked against the model."""
-    from crmatch.predict.export import export_model
+    from crmatch.predict.export import SCRIPT, export_model
     from crmatch.predict.model import load
 
     model = load(run)
@@ -83,6 +92,9 @@ def export(
         shape = ", ".join(map(str, images.shape[1:]))
         typer.echo(f"{target}: uint8 (N, {shape}) -> probabilities (N, {len(model.class_names)})")
         typer.echo(f"largest difference from the model on {len(images):,} images ({kind}): {difference:.2g}")
+        if form == "onnx":
+            script = shlex.quote(str(target.with_name(SCRIPT)))
+            typer.echo(f"Without crmatch: python {script} {shlex.quote(str(target))} PICTURES...")
 
 
 def review(
@@ -136,6 +148,41 @@ def suggest(
 
 def _next_command(spec: RunSpec, run: Path, labels: Path) -> str:
     return next_round(spec.data.folder or spec.setting, run, "--labels", str(labels))
+
+
+def _confidence_for(error: float, abstain: float, model: Model) -> float:
+    """The confidence below which answers are left out, so that at most `error` percent of the others are wrong."""
+    from crmatch.runs.calibration import CERTAINTY
+
+    if abstain or not 0 < error < 100:
+        found = "--abstain and --abstain-error were both given" if abstain else f"--abstain-error {error:g} is not a percentage"
+        raise RequestError(f"{found}.\nUse one of them, for example --abstain-error 5.")
+    if model.calibration is None:
+        raise RequestError("this model was never measured on a test set or on held-out labels.\nUse --abstain, or train again.")
+    confidence, pictures = model.calibration.confidence_for(error / 100), model.calibration.describe_pictures()
+    if confidence is None:
+        lowest = f"--abstain-error {math.ceil(100 * model.calibration.lowest_limit)}"
+        raise RequestError(
+            f"no confidence makes sure that at most {error:g} % of the answers are wrong, judged by {pictures}.\n"
+            f"The lowest that they allow is {lowest}; more test pictures or labels allow less."
+        )
+    chosen = f"--abstain {confidence:.2f}: at most {error:g} % of such answers are wrong (with {CERTAINTY:.0%} certainty)"
+    typer.echo(f"{chosen}, judged by {pictures}", err=True)
+    return confidence
+
+
+def _how_often_right(model: Model, abstain: float) -> str:
+    """How often answers of at least this confidence were right, in words."""
+    from crmatch.runs.record import describe_error
+
+    if model.calibration is None:
+        return "These confidences are not calibrated, and may be far too high: the model was never measured on held-out labels."
+    (count, right), pictures = model.calibration.above(abstain), model.calibration.describe_pictures()
+    level = f" of a confidence of {abstain:g} or more" if abstain else ""
+    if not count:
+        return f"On {pictures}, there was no answer{level}."
+    result = describe_error(100 * (1 - right / count), count)
+    return f"On {pictures}, {right:,} of {count:,} answers{level} were right: error {result}."
 
 
 def _images_to_check(run: Path, model: Model, workspace: Workspace) -> tuple[Tensor, str]:

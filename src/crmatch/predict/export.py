@@ -1,9 +1,14 @@
-"""Export of a model for other programs: uint8 images in, probabilities out, checked after writing."""
+"""Export of a model for other programs: uint8 images in, calibrated probabilities out, checked after writing.
+
+The file describes itself: classes, image size, how pictures are resized, calibration. A .pt2 file has them as the extra file
+`crmatch.json`, an ONNX file as its metadata. A script that uses an ONNX file, `use_model.py`, is written beside it.
+"""
 
 from __future__ import annotations
 
 import copy
 import io
+import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -18,12 +23,15 @@ from crmatch.errors import RequestError
 from crmatch.predict.model import Model
 
 LARGEST_DIFFERENCE = 1e-4
+SHAPES = {"images": {0: torch.export.Dim("batch", min=1)}}
+SCRIPT = "use_model.py"
+RESIZE = "upright by EXIF, transparency on white, shorter side to image_size (Pillow's Lanczos filter), then center crop"
 Format = Literal["torch", "onnx"]
 Predict = Callable[[Tensor], Tensor]
 
 
 class _Deployed(nn.Module):
-    """uint8 (N, C, H, W) at the model's image size -> probabilities (N, K), with normalization and softmax included."""
+    """uint8 (N, C, H, W) at the model's image size -> probabilities (N, K): normalization, temperature and softmax included."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -34,11 +42,12 @@ class _Deployed(nn.Module):
         mean, std = (torch.tensor(model.config[key], dtype=dtype)[:, None, None] for key in ("mean", "std"))
         self.register_buffer("scale", 1 / (255 * std))
         self.register_buffer("shift", mean / std)
+        self.temperature = model.calibration.temperature if model.calibration else 1.0
 
     def forward(self, images: Tensor) -> Tensor:
         scale, shift = cast(Tensor, self.scale), cast(Tensor, self.shift)
         logits: Tensor = self.network(images.to(scale.dtype) * scale - shift).logits
-        return logits.softmax(dim=1)
+        return (logits / self.temperature).softmax(dim=1)
 
 
 def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float:
@@ -47,10 +56,8 @@ def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float
     They are compared on `images`, at least two, uint8 (N, C, H, W) at the model's image size. Returns the largest absolute
     difference of a probability.
     """
-    shapes = {"images": {0: torch.export.Dim("batch", min=1)}}
-    with torch.no_grad():
-        program = torch.export.export(_Deployed(model).eval(), (images[:2].contiguous(),), dynamic_shapes=shapes)
-    read = _write_torch(program, out) if form == "torch" else _write_onnx(program, out)
+    write = _write_torch if form == "torch" else _write_onnx
+    read = write(_Deployed(model).eval(), images[:2].contiguous(), describe(model), out)
     expected = model.predict_probabilities(images)
     found = [read(images[:size].contiguous()) for size in (1, 7, len(images))]  # the batch size must not be fixed
     difference = max(float((part - expected[: len(part)]).abs().max()) for part in found)
@@ -60,26 +67,45 @@ def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float
     return difference
 
 
-def _write_torch(program: torch.export.ExportedProgram, out: Path) -> Predict:
+def describe(model: Model) -> dict[str, str]:
+    """What a program needs to know to use an exported model, as texts; lists are JSON."""
+    return {
+        "class_names": json.dumps(model.class_names),
+        "image_size": str(model.image_size),
+        "color_mode": "L" if model.channels == 1 else "RGB",
+        "input": "uint8 (batch, channels, image_size, image_size), values 0 to 255",
+        "resize": RESIZE,
+        "mean": json.dumps(model.config["mean"]),
+        "std": json.dumps(model.config["std"]),
+        "calibration": model.calibration.describe_temperature() if model.calibration else "none",
+        "included": "normalization by mean and std, and calibration, are part of the model",
+    }
+
+
+def _write_torch(module: nn.Module, example: Tensor, about: dict[str, str], out: Path) -> Predict:
     file = io.BytesIO()
-    torch.export.save(program, file)
+    with torch.no_grad():
+        program = torch.export.export(module, (example,), dynamic_shapes=SHAPES)
+    torch.export.save(program, file, extra_files={"crmatch.json": json.dumps(about, indent=1)})
     write_file(out, file.getvalue())
-    module = torch.export.load(out).module()
-    return lambda images: cast(Tensor, module(images).detach())
+    loaded = torch.export.load(out).module()
+    return lambda images: cast(Tensor, loaded(images).detach())
 
 
-def _write_onnx(program: torch.export.ExportedProgram, out: Path) -> Predict:
+def _write_onnx(module: nn.Module, example: Tensor, about: dict[str, str], out: Path) -> Predict:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError as error:
         raise RequestError(f"{error.name} is not installed.\nInstall what ONNX needs: pip install 'crmatch[onnx]'") from error
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports that torchvision is missing, which is not needed
-    with warnings.catch_warnings():
+    names: Any = {"input_names": ["images"], "output_names": ["probabilities"]}
+    with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # deprecation warnings inside the exporter
-        exported: Any = torch.onnx.export(
-            program, (), input_names=["images"], output_names=["probabilities"], dynamo=True, verbose=False
-        )
+        exported: Any = torch.onnx.export(module, (example,), dynamic_shapes=SHAPES, dynamo=True, verbose=False, **names)
+    exported.model.metadata_props.update(about)
     write_file(out, exported.model_proto.SerializeToString())
+    if not (script := out.with_name(SCRIPT)).exists():  # somebody may have changed it
+        write_file(script, Path(__file__).with_name(SCRIPT).read_bytes())
     session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])

@@ -24,11 +24,13 @@ from crmatch.data.pixels import as_pixels
 from crmatch.data.square import SMALLEST_SIDE
 from crmatch.errors import CRMatchError, DataError
 from crmatch.evaluation import predict
+from crmatch.losses import sharpen
 from crmatch.networks.attention import AttentionRefiner
 from crmatch.networks.build import build_network
 from crmatch.networks.config import NetworkConfig
 from crmatch.networks.network import REFINER, Network, NetworkShape
 from crmatch.own_code import name_file
+from crmatch.runs.calibration import Calibration
 from crmatch.runs.directory import MODEL_CONFIG, MODEL_WEIGHTS
 from crmatch.runs.finished import find_run
 
@@ -54,6 +56,7 @@ class Model:
     channels: int  # 1 for grayscale, 3 for color
     normalizer: Normalizer  # maps uint8 pixels to the network's input
     config: Mapping[str, Any]  # the content of `config.json`
+    calibration: Calibration | None = None  # None for models that were never measured, and for those of crmatch 0.1
 
     def predict(self, images: Images) -> list[Prediction]:
         """The most probable class of each image, and its probability."""
@@ -67,7 +70,8 @@ class Model:
         Images are NumPy arrays or torch tensors (N, C, H, W), (N, H, W, C) or (N, H, W), of uint8 or of floats from 0 to 1;
         or one or several PIL images or paths of picture files, which are also converted to the model's channels.
         """
-        return self.outputs(self._pictures(images))[0]
+        probabilities, _ = self.outputs(self._pictures(images))
+        return sharpen(probabilities, self.calibration.temperature) if self.calibration else probabilities
 
     def _pictures(self, images: Images) -> Tensor:
         """Images uint8 (N, C, H, W) of the model's size and channels."""
@@ -83,7 +87,10 @@ class Model:
         return resize(pictures, self.image_size)
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Class probabilities (N, K) and pooled features (N, D) of uint8 images (N, C, H, W) of the model's size."""
+        """Class probabilities (N, K) and pooled features (N, D) of uint8 images (N, C, H, W) of the model's size.
+
+        The probabilities are those of the network, before they are calibrated.
+        """
         return predict(self.network, images, self.normalizer)
 
     def features(self, images: Tensor) -> Tensor:
@@ -121,7 +128,8 @@ def build_model(content: bytes, config: Mapping[str, Any]) -> Model:
     network.to(dtype)
     network.load_state_dict(weights)
     network.channels_last().eval()
-    return Model(network, names, size, channels, Normalizer(config["mean"], config["std"], dtype), config)
+    calibration = Calibration.model_validate(config["calibration"]) if config.get("calibration") else None
+    return Model(network, names, size, channels, Normalizer(config["mean"], config["std"], dtype), config, calibration)
 
 
 def load(path: str | Path, code: str | Path | None = None) -> Model:

@@ -92,13 +92,20 @@ class LabelingSite:
         choice = Choice.model_validate_json(body)
         label = self._checked(choice)
         with self._lock:
-            change_labels(self._file, self._folder, {self._names[row]: label for row in choice.pictures})
+            known = {} if self._file.exists() else self._known_labels()
+            change_labels(self._file, self._folder, known | {self._names[row]: label for row in choice.pictures})
             self.changed |= dict.fromkeys(choice.pictures, label)
             for card in (self._cards[row] for row in choice.pictures):
                 card["l"] = card["b"] if label is None else label
             if label and label not in (LEAVE_OUT, *self._classes):
                 self._classes.append(label)
         return json_answer({"written": len(choice.pictures)})
+
+    def _known_labels(self) -> dict[str, str | None]:
+        """Labels that a new labels.csv must repeat, because it replaces class directories at the top and metadata.csv."""
+        if (self._folder / "labeled").is_dir():
+            return {}
+        return {card["n"]: card["l"] for card in self._cards.values() if card["l"]}
 
     def close(self) -> None:
         """Wait until the last choice is written."""

@@ -172,16 +172,42 @@ def _fast_layers(network: FastNetConfig, channels: int, side: int) -> list[Layer
     return layers
 
 
-def pretrained_seconds(spec: RunSpec, channels: int, images: int) -> float:
+def pretrained_seconds(spec: RunSpec, images: int) -> float:
     """Seconds of a run with a pretrained backbone: features of `images` pictures, and 400 steps of tuning."""
     assert isinstance(spec.network, PretrainedConfig)
-    layers = network_layers(spec.network, channels, spec.data.image_size)
-    forward = sum(layer.weights * layer.pixels for layer in layers) * FEATURE_SECONDS
-    forward *= MEASURED_THREADS / threads_in_use()
     views = images * (1 + spec.network.weak_views + spec.network.strong_views)
-    features = views * forward * (1.0 if onnxruntime_is_installed() else 2.5)
-    tuning = USEFUL_STEPS * images_per_step(spec) * TRAINING_FACTOR * forward if spec.network.train == "all" else 0.0
-    return features + tuning
+    return feature_seconds(spec, views) + (tuning_seconds(spec, USEFUL_STEPS) if spec.network.train == "all" else 0.0)
+
+
+def feature_seconds(spec: RunSpec, views: int) -> float:
+    """Seconds to compute the features of so many views; 0 if the network is not known."""
+    return views * _forward_seconds(spec) * (1.0 if onnxruntime_is_installed() else 2.5)
+
+
+def tuning_seconds(spec: RunSpec, steps: int) -> float:
+    """Seconds to train a pretrained network for so many steps; 0 if it is not known."""
+    return steps * images_per_step(spec) * TRAINING_FACTOR * _forward_seconds(spec)
+
+
+def _forward_seconds(spec: RunSpec) -> float:
+    layers = network_layers(spec.network, 3, spec.data.image_size)
+    return sum(layer.weights * layer.pixels for layer in layers) * FEATURE_SECONDS * MEASURED_THREADS / threads_in_use()
+
+
+def describe_size(spec: RunSpec, setting: Setting, images: int, reason: str = "") -> str:
+    """The image size of a run on a folder in one sentence, with what another size would cost."""
+    size, pretrained = spec.data.image_size, isinstance(spec.network, PretrainedConfig)
+    other = (128 if size >= 224 else 224) if pretrained else 2 * size
+
+    def seconds(side: int) -> float:
+        resized = replace(spec, **{"data.image_size": side})
+        return pretrained_seconds(resized, images) if pretrained else estimate(resized, setting).cpu_seconds or 0.0
+
+    used = f"Pictures of about {setting.image_size} px are used at {size} px{reason}"
+    if not seconds(size):
+        return f"{used}. Choose another size with --image-size."
+    times = f"about {duration(seconds(size))}; at {other} px it would take {duration(seconds(other))}"
+    return f"{used}. Training takes {times} {on_cpu()} (--image-size {other})."
 
 
 def _efficientnet_layers(backbone: str, side: int) -> list[Layer]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from crmatch.atomic_files import read_json
 from crmatch.data.splits import Split
-from crmatch.errors import DataError
 from crmatch.randomness import generator
+from crmatch.runs.calibration import Predictions
 from crmatch.runs.features import HeadExperiment
-from crmatch.spec.run_spec import RunSpec, replace
+from crmatch.runs.record import RunRecord
+from crmatch.spec.run_spec import replace
 from crmatch.training.loop import Observers, train
 
 FOLDS = 4
@@ -63,47 +62,29 @@ class Evidence(NamedTuple):
         return lines
 
 
-def read_evidence(path: Path) -> Evidence | None:
-    """Evidence that was kept beside a run; None if the file is damaged."""
-    try:
-        return Evidence(**read_json(path))
-    except (DataError, TypeError):
-        return None
+def compare(supervised: RunRecord, semi_supervised: RunRecord) -> Evidence | None:
+    """What two finished heads tell about the unlabeled images; None if one of them was not cross-validated."""
+    alone, both = supervised.cross_validation, semi_supervised.cross_validation
+    return Evidence(alone.error, both.error, both.labels, len(supervised.class_names)) if alone and both else None
 
 
-def gather_evidence(experiment: HeadExperiment, supervised: RunSpec, semi_supervised: RunSpec) -> Evidence | None:
-    """Train both specs on a part of the labels, up to four times, and count errors on the rest: each label is held out once.
+def cross_validate(experiment: HeadExperiment) -> Predictions | None:
+    """Train on a part of the labels, up to four times, and predict the rest: each label is held out once.
 
     None if every class has a single label, so that none can be held out.
     """
-    if not _folds_of(experiment):
-        return None
-    return Evidence(
-        supervised=_held_out_error(experiment, supervised),
-        semi_supervised=_held_out_error(experiment, semi_supervised),
-        labels=sum(int(mask.sum()) for mask in _folds_of(experiment)),
-        classes=experiment.data.train.classes,
-    )
-
-
-def _held_out_error(experiment: HeadExperiment, spec: RunSpec) -> float:
-    labels = experiment.data.train.labels
-    short = replace(spec, **{"plan.steps": STEPS, "plan.unlabeled_epochs": None, "plan.evaluate_every": STEPS})
-    wrong = held = 0
-    for held_out in _folds_of(experiment):
+    labels, found = experiment.data.train.labels, []
+    lengths = {"plan.steps": STEPS, "plan.unlabeled_epochs": None, "plan.evaluate_every": STEPS}
+    short = replace(experiment.spec, **lengths)
+    for held_out in folds(labels[experiment.split.labeled], experiment.spec.seed):
         rows = experiment.split.labeled[held_out]
         labeled = experiment.split.labeled[~held_out]
         # Held-out images are unlabeled images in training, as they would be if nobody had labeled them.
         fold = experiment.with_split(short, Split(labeled, torch.cat([experiment.split.unlabeled, rows])))
         training = fold.training()
         train(training, Observers())
-        predicted = fold.predict(fold.evaluated(training.models), rows)
-        wrong, held = wrong + int((predicted != labels[rows]).sum()), held + len(rows)
-    return 100 * wrong / held
-
-
-def _folds_of(experiment: HeadExperiment) -> list[Tensor]:
-    return folds(experiment.data.train.labels[experiment.split.labeled], experiment.spec.seed)
+        found.append((fold.predict(fold.evaluated(training.models), rows), labels[rows]))
+    return (torch.cat([part for part, _ in found]), torch.cat([part for _, part in found])) if found else None
 
 
 def folds(labels: Tensor, seed: int) -> list[Tensor]:

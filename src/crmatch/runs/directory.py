@@ -179,7 +179,6 @@ class RunDirectory:
         self.checkpoints = path / "checkpoint"
         self.tensorboard = path / "tensorboard"
         self.mlflow = path / "mlflow.json"
-        self.evidence = path / "evidence.json"  # cross-validation over the labels, only for heads on frozen backbones
         self.lock = path / "run.lock"
 
     @contextmanager

@@ -58,9 +58,8 @@ def load_run_data(spec: RunSpec, setting: Setting, data_dir: Path | None = None)
         return add_labels(data, split, setting.labels_file) if setting.labels_file else (data, split)
     pictures = load_folder(setting.folder, spec.data.image_size, data_dir, setting.labels_file)
     split = given_split(pictures.train.labels, spec.data.unlabeled)
-    if not len(split.unlabeled):
-        found = f"{setting.folder} has no unlabeled pictures"
-        raise RequestError(f"{found}.\nPut some into unlabeled/, or use the labeled ones: --set data.unlabeled=all")
+    if not len(split.unlabeled):  # then the labeled ones are used as unlabeled ones, too
+        split = given_split(pictures.train.labels, "all")
     return DataSet(pictures.train, pictures.test), split
 
 
@@ -155,10 +154,14 @@ class Experiment:
 
     def measure(self, network: Network) -> Quality | None:
         """Error, confusion and calibration of `network` on the test set; None without a test set."""
+        return measure(*found) if (found := self.test_predictions(network)) else None
+
+    def test_predictions(self, network: Network) -> tuple[Tensor, Tensor] | None:
+        """Probabilities (N, K) and true classes (N,) of the test images; None without a test set."""
         if self._test is None:
             return None
         images, labels = self._test
-        return measure(predict_probabilities(network, images, self.normalizer).cpu(), labels)
+        return predict_probabilities(network, images, self.normalizer).cpu(), labels
 
     def evaluated(self, models: Models) -> Network:
         """The model whose error the method reports."""

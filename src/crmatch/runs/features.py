@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import io
 import json
 import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +19,11 @@ from crmatch.atomic_files import write_file
 from crmatch.augment.batches import Normalizer, build_policy
 from crmatch.augment.feature_batches import FeatureBank, FeatureBatches
 from crmatch.augment.weak import weak_views
+from crmatch.data.folder.cache import remove_unused
 from crmatch.data.images import DataSet
 from crmatch.data.settings import GENERIC, Setting
 from crmatch.data.splits import Split
 from crmatch.errors import RequestError
-from crmatch.evaluation import Quality, measure
 from crmatch.methods.base import Models
 from crmatch.networks.build import assemble
 from crmatch.networks.config import PretrainedConfig
@@ -45,8 +43,6 @@ BLOCK = 256
 """Images that go through the backbone together."""
 FORMAT = 1
 """Raised when stored features of earlier versions must not be used any more."""
-MOST_BYTES = 8 * 2**30
-"""All stored features together; the least recently used ones are removed first."""
 FeatureProgress = Callable[[int, int], None]
 """Receives the number of finished views and the number of all views, summed over images."""
 
@@ -100,11 +96,6 @@ class FeatureStore:
         os.utime(self.folder)  # used now, see `remove_unused`
         return [np.load(self._path(view), mmap_mode="r") for view in views]
 
-    @property
-    def bytes(self) -> int:
-        """Size of all stored views on disk."""
-        return sum(file.stat().st_size for file in self.folder.iterdir())
-
     def _path(self, view: str) -> Path:
         return self.folder / f"{view}.npy"
 
@@ -120,19 +111,6 @@ class FeatureStore:
             draws = policy.draw(len(images), height, width, generator(0, f"features/strong/{view}", block))
             images = policy.apply(images, draws)
         return images
-
-
-def remove_unused(folder: Path, in_use: Sequence[FeatureStore], most: int = MOST_BYTES) -> None:
-    """Remove the features that were not used for the longest time, until at most `most` bytes are left."""
-    with contextlib.suppress(FileNotFoundError):  # another process changes the folder; the next run removes what is left
-        stores = [path for path in folder.iterdir() if path.is_dir() and path not in [store.folder for store in in_use]]
-        total = sum(store.bytes for store in in_use)
-        for path in sorted(stores, key=lambda path: path.stat().st_mtime, reverse=True):
-            size = sum(file.stat().st_size for file in path.iterdir())
-            if total + size > most:
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                total += size
 
 
 class HeadExperiment(Experiment):
@@ -166,7 +144,7 @@ class HeadExperiment(Experiment):
             test = FeatureStore(spec, data.test.images, folder)
             work += [(test, view, len(data.test)) for view in test.missing(["none"])]
         self._compute(work, progress)
-        remove_unused(folder, [train, test] if test else [train])
+        remove_unused(folder, [store.folder for store in (train, test) if store])
         banks = dict(zip(views, train.read(views), strict=True))
         self.banks = {
             kind: [bank for view, bank in banks.items() if view.startswith(kind)] for kind in ("none", "weak", "strong")
@@ -185,16 +163,23 @@ class HeadExperiment(Experiment):
         other._total_steps = spec.plan.total_steps(len(split.unlabeled))
         return other
 
-    @torch.inference_mode()
     def predict(self, network: Network, rows: Tensor) -> Tensor:
-        """Classes (N,) that the trained head predicts for training images, from their unaugmented views."""
-        predicted: Tensor = network.eval()(self._as_input(self.banks["none"][0][rows.numpy()])).logits.argmax(dim=1)
-        return predicted.cpu()
+        """Class probabilities (N, K) of training images by the trained head, from their unaugmented views."""
+        return self._probabilities(network, self._as_input(self.banks["none"][0][rows.numpy()]))
+
+    @torch.inference_mode()
+    def _probabilities(self, network: Network, features: Tensor) -> Tensor:
+        was_training = network.training
+        probabilities: Tensor = network.eval()(features).logits.softmax(dim=1)
+        network.train(was_training)
+        return probabilities.cpu()
 
     def _compute(self, work: list[tuple[FeatureStore, str, int]], progress: FeatureProgress | None) -> None:
         if not work:
             return
         done, total = 0, sum(count for _, _, count in work)
+        if progress:
+            progress(done, total)
 
         def advance(count: int) -> None:
             nonlocal done
@@ -240,16 +225,11 @@ class HeadExperiment(Experiment):
             seed=self.spec.seed,
         )
 
-    @torch.inference_mode()
-    def measure(self, network: Network) -> Quality | None:
-        """Error, confusion and calibration of the classifier on the test set; None without a test set."""
+    def test_predictions(self, network: Network) -> tuple[Tensor, Tensor] | None:
+        """Probabilities (N, K) and true classes (N,) of the test images; None without a test set."""
         if self._test_features is None or self.data.test is None:
             return None
-        was_training = network.training
-        network.eval()
-        probabilities = network(self._test_features).logits.softmax(dim=1)
-        network.train(was_training)
-        return measure(probabilities.cpu(), self.data.test.labels)
+        return self._probabilities(network, self._test_features), self.data.test.labels
 
     def deployed_network(self, models: Models) -> Network:
         """The pretrained backbone with the trained classifier."""

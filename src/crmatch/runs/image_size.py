@@ -37,11 +37,11 @@ class SizeChoice(NamedTuple):
     size: int
     errors: dict[int, float]
 
-    def line(self) -> str:
-        """The choice in one sentence."""
+    @property
+    def reason(self) -> str:
+        """Why this size, in parentheses; empty if there was no choice."""
         tried = ", ".join(f"{error:.0f} % error at {size}" for size, error in self.errors.items())
-        reason = f" (cross-validation over the labels: {tried})" if tried else ""
-        return f"Images are used at {self.size} px{reason}. Choose another size with --image-size."
+        return f" (cross-validation over the labels: {tried})" if tried else ""
 
 
 def choose_image_size(spec: RunSpec, setting: Setting, workspace: Workspace, seconds: float) -> SizeChoice:
@@ -52,7 +52,7 @@ def choose_image_size(spec: RunSpec, setting: Setting, workspace: Workspace, sec
     """
     images, labels, total = _labeled_in_folder(setting) if setting.folder else _labeled_in_set(spec, setting, workspace)
     useful = [size for size in SIZES if size <= MOST_ENLARGED * setting.image_size]
-    fits = [size for size in useful if _seconds(spec, setting, size, total) <= seconds] or [SIZES[0]]
+    fits = [size for size in useful if _seconds(spec, size, total) <= seconds] or [SIZES[0]]
     held_out = folds(labels, spec.seed)
     if len(fits) == 1 or not held_out:
         return SizeChoice(fits[-1], {})
@@ -69,8 +69,8 @@ def largest_without_loss(errors: dict[int, float], labels: int) -> int:
     return max(size for size, error in errors.items() if error <= limit + 1e-9)
 
 
-def _seconds(spec: RunSpec, setting: Setting, size: int, images: int) -> float:
-    return pretrained_seconds(replace(spec, **{"data.image_size": size}), setting.channels, images)
+def _seconds(spec: RunSpec, size: int, images: int) -> float:
+    return pretrained_seconds(replace(spec, **{"data.image_size": size}), images)
 
 
 def _labeled_in_folder(setting: Setting) -> tuple[Tensor, Tensor, int]:

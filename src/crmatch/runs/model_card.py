@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crmatch.methods import paper_of, title_of
 from crmatch.networks.config import NetworkConfig, PretrainedConfig
-from crmatch.runs.record import HEADLINES, RunRecord
+from crmatch.runs.record import HEADLINES, RunRecord, describe_error
+
+if TYPE_CHECKING:
+    from crmatch.runs.calibration import Calibration
 
 MOST_CLASSES = 50  # further classes are only counted
 CARD = """# {title} on {setting}
@@ -22,6 +25,7 @@ An image classifier for {classes} classes, trained by crmatch {record.crmatch_ve
 | network | {network} |
 | weights | {weights} |
 | test error | {error} |
+| confidences | {confidences} |
 | data fingerprint | {record.data_fingerprint} |
 
 ## Classes
@@ -40,10 +44,17 @@ Prediction needs `model.safetensors` and `config.json`. On the command line: `cr
 """
 
 
-def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
+def model_card(record: RunRecord, config: Mapping[str, Any], calibration: Calibration | None = None) -> str:
     """`README.md` of a run's directory, from its record and its `config.json`."""
     spec = record.spec
-    tested = f"% on n = {record.test_images:,} test images ({HEADLINES[spec.headline]})"
+    error, estimate = record.error, record.cross_validation
+    tested = "not measured: there was no test set"
+    if error is not None:
+        images = f"n = {record.test_images:,} test images ({HEADLINES[spec.headline]})"
+        tested = f"{describe_error(error, record.test_images)}, on {images}"
+    elif estimate:
+        guess = describe_error(estimate.error, estimate.labels)
+        tested = f"not measured; estimated {guess}, by cross-validation over n = {estimate.labels:,} labels"
     errors = record.per_class_error or [None] * len(record.class_names)
     lines = [
         f"- {_plain(name)}" if error is None else f"- {_plain(name)}: test error {error:.2f} %"
@@ -61,7 +72,8 @@ def model_card(record: RunRecord, config: Mapping[str, Any]) -> str:
         size=config["image_size"],
         network=_network(spec.network),
         weights="exponential moving average of the weights" if record.evaluated == "ema" else "final weights",
-        error="not measured: there was no test set" if record.error is None else f"{record.error:.2f} {tested}",
+        error=tested,
+        confidences=calibration.describe_temperature() if calibration else "not calibrated: no labels were held out",
         class_list="\n".join(lines[:MOST_CLASSES] + ([f"- and {more:,} more"] if more > 0 else [])),
     )
 

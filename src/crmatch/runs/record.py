@@ -31,6 +31,13 @@ class Errors(StrictModel):
         return cls(last=errors[-1], median_last_20=statistics.median(errors[-MEDIAN_OF:]), best_on_test=min(errors))
 
 
+class CrossValidation(StrictModel):
+    """Cross-validation over the labels: the error in percent, and how many labels were held out, each one once."""
+
+    error: float
+    labels: int
+
+
 class RunRecord(StrictModel):
     """Results of a finished run, with its spec and what it ran on."""
 
@@ -42,7 +49,7 @@ class RunRecord(StrictModel):
     raw: Errors | None
     per_class_error: list[float | None]  # None for a class without test images
     confusion: list[list[int]]
-    calibration_error: float | None
+    calibration_error: float | None  # of the confidences as the model gives them, corrected by its temperature
     class_names: list[str]
     labeled_images: int
     unlabeled_images: int
@@ -54,6 +61,7 @@ class RunRecord(StrictModel):
     machine: dict[str, Any]
     final: dict[str, Any]  # the last line of the curves
     pseudo_labels_used: bool | None = None  # whether any counted in the loss; None: there were none, or an older record
+    cross_validation: CrossValidation | None = None  # only for heads on frozen backbones
     policy: dict[str, list[list[float]]] | None = None  # learned by CTAugment: operation -> weights of each parameter's bins
 
     @property
@@ -61,6 +69,15 @@ class RunRecord(StrictModel):
         """The reported test error in percent: of the evaluated weights, by the rule that the spec names."""
         errors = self.ema if self.evaluated == "ema" else self.raw
         return None if errors is None else float(getattr(errors, self.spec.headline))
+
+
+def describe_error(error: float, images: int) -> str:
+    """An error in percent with its 95 % interval (Wilson) and the accuracy, in words."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(error / 100 * images), images).proportion_ci(method="wilson")
+    low, high = 100 * interval.low, 100 * interval.high
+    return f"{error:.2f} % (95 % interval {low:.1f}–{high:.1f} %), accuracy {100 - error:.2f} %"
 
 
 def parse_record(values: Any, path: Path) -> RunRecord:

@@ -19,12 +19,15 @@ from crmatch.data.images import DataSet
 from crmatch.data.splits import Split, describe_split, keep_split
 from crmatch.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from crmatch.errors import DataError, DivergedError, RequestError, StoppedError
+from crmatch.evaluation import measure
+from crmatch.losses import sharpen
 from crmatch.networks.config import AnyNetwork, NetworkConfig, PretrainedConfig
+from crmatch.runs.calibration import Calibration, Predictions, calibrate
 from crmatch.runs.cost import check_memory, free_bytes
 from crmatch.runs.directory import CurveFile, RunDirectory, run_directory
 from crmatch.runs.experiment import Experiment, Progress, load_run_data
 from crmatch.runs.model_card import model_card
-from crmatch.runs.record import Errors, RunRecord
+from crmatch.runs.record import CrossValidation, Errors, RunRecord
 from crmatch.runs.resume import checkpoint_values, finished_record, locate_divergence, restore
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import head_of, labels_checksum
@@ -163,21 +166,41 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     if not finished:
         reached = f"stopped after step {training.step} of {training.total_steps}"
         raise StoppedError(f"{reached}; everything is saved in {directory.path}.\nResume with the same command.")
-    record = _record(experiment, training, curves.lines)
+    tested, held_out = experiment.test_predictions(experiment.evaluated(training.models)), _held_out(experiment)
+    calibration = calibrate(tested, held_out)
+    record = _record(experiment, training, curves.lines, calibration, tested, held_out)
     if processes.is_main:
         weights, config = experiment.deployed(training.models, record.error)
+        config["calibration"] = calibration.model_dump(mode="json") if calibration else None
         write_file(directory.model, weights)
         write_json(directory.model_config, config)
-        write_file(directory.card, model_card(record, config).encode())
+        write_file(directory.card, model_card(record, config, calibration).encode())
         write_json(directory.record, record.model_dump(mode="json"))  # last: it marks the run as finished
     return record
 
 
-def _record(experiment: Experiment, training: Training, lines: list[LogLine]) -> RunRecord:
+def _held_out(experiment: Experiment) -> Predictions | None:
+    """Predictions of held-out labels: by cross-validation where that takes seconds, on frozen features."""
+    if not isinstance(experiment.spec.network, PretrainedConfig) or experiment.runtime.processes.count > 1:
+        return None
+    from crmatch.runs.cross_validation import cross_validate
+    from crmatch.runs.features import HeadExperiment
+
+    return cross_validate(experiment) if isinstance(experiment, HeadExperiment) else None
+
+
+def _record(
+    experiment: Experiment,
+    training: Training,
+    lines: list[LogLine],
+    calibration: Calibration | None,
+    tested: Predictions | None,
+    held_out: Predictions | None,
+) -> RunRecord:
     if not lines:
         raise DataError("the curves (metrics.jsonl) of this run are gone.\nRemove its directory to start it again.")
     data, spec = experiment.data, experiment.spec
-    quality = experiment.measure(experiment.evaluated(training.models))
+    quality = measure(sharpen(tested[0], calibration.temperature), tested[1]) if tested and calibration else None
     curve = {name: [line[f"error/{name}"] for line in lines if f"error/{name}" in line] for name in ("ema", "raw")}
     policy = training.batches.policy
     shares = [line["mask_rate"] for line in lines if "mask_rate" in line]
@@ -202,5 +225,7 @@ def _record(experiment: Experiment, training: Training, lines: list[LogLine]) ->
         machine=describe_machine(experiment.runtime),
         final=lines[-1],
         pseudo_labels_used=any(shares) if shares else None,
+        cross_validation=held_out
+        and CrossValidation(error=100 * float((held_out[0].argmax(1) != held_out[1]).double().mean()), labels=len(held_out[1])),
         policy=policy.rates() if isinstance(policy, CTAugment) else None,
     )

@@ -18,7 +18,7 @@ import torch
 from picture_corpus import draw, draw_photos, encoded, picture, pixels, seed_of
 
 from crmatch.data.folder import cache as pixel_cache
-from crmatch.data.folder.cache import decode_folder
+from crmatch.data.folder.cache import decode_folder, remove_unused
 from crmatch.data.folder.load import FolderData, load_folder
 from crmatch.data.folder.scan import scan_folder
 from crmatch.errors import DataError, RequestError
@@ -222,7 +222,7 @@ def test_a_damaged_cache_is_replaced(folder: Path, decodings: Decodings, damage:
     elif damage == "no pixels":
         file.unlink()
     else:
-        monkeypatch.setattr(pixel_cache, "DECODER", 2)
+        monkeypatch.setattr(pixel_cache, "DECODER", 0)
     data, decoded = decodings.count(folder)
     assert len(decoded) == 8
     assert torch.equal(data.train.images, kept)
@@ -231,7 +231,7 @@ def test_a_damaged_cache_is_replaced(folder: Path, decodings: Decodings, damage:
 LOAD = """
 import sys
 from pathlib import Path
-from crmatch.data.folder.cache import decode_folder
+from crmatch.data.folder.cache import decode_folder, remove_unused
 from crmatch.data.folder.scan import scan_folder
 decode_folder(scan_folder(Path(sys.argv[1])), 64, Path(sys.argv[2]), lambda done, total: print(done, flush=True))
 """
@@ -268,3 +268,14 @@ def test_two_at_once_decode_only_once(tmp_path: Path) -> None:
         outputs.append(process.communicate()[0])
         assert process.returncode == 0
     assert sorted(output.split()[-1:] for output in outputs) == [[], ["200"]]
+
+
+def test_the_least_recently_used_directories_are_removed_first(tmp_path: Path) -> None:
+    for age, name in enumerate(("used", "new", "old")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pixels").write_bytes(bytes(1000 if age else 100))
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    assert remove_unused(tmp_path, [tmp_path / "used"], most=1500) == 1000
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "used"}
+    assert remove_unused(tmp_path, [tmp_path / "used"], most=0) == 1000
+    assert {path.name for path in tmp_path.iterdir()} == {"used"}

@@ -11,7 +11,9 @@ import torch
 from picture_corpus import HEALTHY, broken_pictures, encoded, oriented, picture, pixels, png, written
 from PIL import Image, ImageOps
 
-from crmatch.data.folder.decode import PictureError, choose_size, decode, decode_picture
+from crmatch.data.folder.decode import MOST_PIXELS, PictureError, choose_size, decode, decode_picture
+from crmatch.data.folder.scan import find_pictures
+from crmatch.data.folder.workers import decode_pictures
 from crmatch.data.images import resize
 
 LOSSLESS = [("PNG", "png", {}), ("BMP", "bmp", {}), ("TIFF", "tif", {}), ("WEBP", "webp", {"lossless": True})]
@@ -140,3 +142,30 @@ def test_a_header_may_claim_anything_up_to_the_cap(tmp_path: Path) -> None:
     assert not decode_picture(written(tmp_path / "a.png", largest), 8, 1).any()
     with pytest.raises(PictureError, match="million pixels"):
         decode_picture(written(tmp_path / "b.png", png(10_000, 5_001, 1, 0, b"")), 8, 1)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_panorama_is_read_at_a_fraction_of_its_size(tmp_path: Path, progressive: bool) -> None:
+    """200 million pixels: more than Pillow opens by default."""
+    width, height = 40_000, 5_000
+    wide = picture(3, "RGB", 400, 50)
+    content = encoded(wide.resize((width, height), Image.Resampling.NEAREST), "JPEG", quality=50, progressive=progressive)
+    pixels, (facts,) = decode_pictures([written(tmp_path / "wide.jpg", content)], 48, 3)
+    if progressive:
+        assert facts == "more than 50 million pixels"
+    else:
+        assert not isinstance(facts, str)
+        assert facts.width * facts.height <= MOST_PIXELS
+        expected = decode_picture(written(tmp_path / "small.png", encoded(wide, "PNG")), 48, 3)
+        assert np.abs(pixels[0].astype(int) - expected).mean() < 4
+
+
+@pytest.mark.process
+def test_pictures_of_iphones_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("pillow_heif", reason="needs the extra heic")
+    (tmp_path / "a.heic").write_bytes(encoded(picture(1, "RGB", 64, 48), "HEIF", quality=95))
+    assert find_pictures(tmp_path) == [tmp_path / "a.heic"]
+    pixels, _ = decode_pictures([tmp_path / "a.heic"], 48, 3)
+    expected = decode_picture(written(tmp_path / "a.png", encoded(picture(1, "RGB", 64, 48), "PNG")), 48, 3)
+    assert np.abs(pixels[0].astype(int) - expected).mean() < 6

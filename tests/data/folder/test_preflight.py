@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from picture_corpus import draw, encoded, picture, seed_of, write_corpus
 
+from crmatch.data.folder.decode import EXTENSIONS
 from crmatch.data.folder.preflight import ClassCount, Preflight, check_folder
 
 pytestmark = pytest.mark.process
@@ -79,7 +80,15 @@ def test_missing_parts_are_said(folder: Path) -> None:
     assert warned(folder, "no unlabeled pictures")
     assert warned(folder, "no test/<class>/ folder")
     (folder / "labeled/cat/IMG.HEIC").write_text("nothing")
-    assert warned(folder, "files of other kinds are ignored: 1 .heic")
+    (folder / "labeled/cat/notes.txt").write_text("nothing")
+    assert warned(folder, "files of other kinds are ignored: 1 .txt")
+    if ".heic" not in EXTENSIONS:
+        assert warned(folder, "1 picture of an iPhone (.heic) cannot be read: pip install 'crmatch[heic]'")
+
+
+def test_names_that_differ_in_case_only_are_said(folder: Path) -> None:
+    draw(folder, "labeled/Dog/1.png", "labeled/Dog/2.png")
+    assert warned(folder, "differ only in case: Dog, dog")
 
 
 def test_a_class_without_readable_labels_is_said(folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from picture_corpus import draw, draw_photos
 
+from crmatch.data.folder.hold_out import hold_out
 from crmatch.data.folder.scan import scan_folder
 from crmatch.errors import CRMatchError, DataError, RequestError
 
@@ -129,8 +130,8 @@ def test_directories_that_cannot_be_read_are_reported(folder: Path, monkeypatch:
 
 def test_wrong_folders_are_answered_in_two_lines(tmp_path: Path, folder: Path) -> None:
     assert "no folder" in message(tmp_path / "nowhere", kind=RequestError)
-    draw(tmp_path / "classes", "cat/1.png", "dog/1.png")
-    assert "directories found: cat, dog" in message(tmp_path / "classes")
+    draw(tmp_path / "classes", "cat/1.png", "unlabeled/1.png")
+    assert "directories found: cat, unlabeled" in message(tmp_path / "classes")
     (tmp_path / "empty" / "labeled").mkdir(parents=True)
     assert "no labeled pictures" in message(tmp_path / "empty")
     draw(tmp_path / "single", "labeled/cat/1.png", "unlabeled/1.png")
@@ -191,3 +192,61 @@ def test_one_folder_with_labels_csv(tmp_path: Path, style: str) -> None:
     index = scan_folder(tmp_path / "p")
     assert index.paths == ("a.png", "b/f.png", "b/é.png", "c d.png", "test/cat/1.png")
     assert index.labels.tolist() == [0, -1, 1, -1, 0]
+
+
+def test_class_directories_may_be_at_the_top(tmp_path: Path) -> None:
+    draw(tmp_path, "dog/a.png", "cat/deep/1.png", "cat/2.png", "unlabeled/x.png", "val/cat/t.png", "loose.png")
+    (tmp_path / "notes").mkdir()
+    index = scan_folder(tmp_path)
+    assert index.class_names == ("cat", "dog")
+    assert index.paths == ("cat/2.png", "cat/deep/1.png", "dog/a.png", "unlabeled/x.png", "val/cat/t.png")
+    assert index.labels.tolist() == [0, 0, 1, -1, 0]
+    assert index.training == 4
+    (tmp_path / "labels.csv").write_text("path,label\nunlabeled/x.png,cat\n")  # as a labeling round writes it
+    assert scan_folder(tmp_path).labels.tolist() == [0, 0, 1, 0, 0]
+
+
+def test_the_layout_of_competitions_has_train_and_a_test_folder_without_classes(tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "train/dog/1.png", "test/1.png", "test/2.png", "other/1.png")
+    index = scan_folder(tmp_path)
+    assert index.paths == ("train/cat/1.png", "train/dog/1.png", "test/1.png", "test/2.png")
+    assert index.labels.tolist() == [0, 1, -1, -1]
+    assert index.training == 4
+    draw(tmp_path, "test/cat/3.png", "val/cat/4.png")
+    index = scan_folder(tmp_path)
+    assert index.roles.tolist() == ["labeled", "labeled", "test"]
+    assert [named.path for named in index.skipped] == ["other", "test/1.png", "test/2.png", "val"]
+
+
+@pytest.mark.parametrize("place", ["", "train/"])
+def test_image_folders_of_hugging_face_are_read_by_their_metadata(tmp_path: Path, place: str) -> None:
+    draw(tmp_path, "train/1.png", "train/2.png", "train/3.png", "test/1.png", "test/2.png")
+    lines = [f"{'train/' if not place else ''}{name}.png,{label}" for name, label in (("1", "cat"), ("2", "dog"))]
+    tests = ["test/1.png,dog"] if not place else []
+    (tmp_path / f"{place}metadata.csv").write_text("\n".join(["file_name,label", *lines, *tests]))
+    if place:
+        (tmp_path / "test/metadata.csv").write_text("file_name,label,text\n1.png,dog,what a dog\n")
+    index = scan_folder(tmp_path)
+    assert index.paths == ("train/1.png", "train/2.png", "train/3.png", "test/1.png")
+    assert index.labels.tolist() == [0, 1, -1, 1]
+    assert index.training == 3
+
+
+def test_a_part_of_the_labels_is_held_out_once_and_stays_the_test_set(tmp_path: Path) -> None:
+    draw(tmp_path, *(f"{name}/{number}.png" for name in ("cat", "dog") for number in range(25)))
+    assert hold_out(tmp_path) == 10
+    index = scan_folder(tmp_path)
+    assert index.labels[index.training :].tolist() == [0] * 5 + [1] * 5
+    assert index.training == 40
+    draw(tmp_path, *(f"cat/new {number}.png" for number in range(25)))
+    assert hold_out(tmp_path) == 0
+    assert scan_folder(tmp_path).paths[-10:] == index.paths[-10:]
+    (tmp_path / "held-out.csv").write_text("path,label\n")  # the user wants all labels for training
+    assert hold_out(tmp_path) == 0
+    assert scan_folder(tmp_path).training == 75
+
+
+def test_few_labels_are_all_needed_for_training(tmp_path: Path, folder: Path) -> None:
+    draw(tmp_path / "few", *(f"{name}/{number}.png" for name in ("cat", "dog") for number in range(19)))
+    assert hold_out(tmp_path / "few") == hold_out(folder) == 0
+    assert not (tmp_path / "few" / "held-out.csv").exists()

@@ -1,5 +1,7 @@
 """Decoded pictures on disk: one file of pixels per folder and image size, memory-mapped. Imports no torch.
 
+They hold people's pictures and may be larger than these: they are limited in size, and `crmatch data clean` removes them.
+
 `<data_dir>/folders/<hash>/` contains the pixels, `index.json`, which describes them, and a lock. The index is written last and
 atomically, so a killed writer leaves nothing that would be read.
 """
@@ -11,6 +13,7 @@ import hashlib
 import json
 import mmap
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +30,8 @@ from crmatch.data.settings import default_data_dir
 from crmatch.data.square import check_size
 from crmatch.errors import DataError
 
+MOST_BYTES = 8 * 2**30
+"""All decoded pictures together, and all stored features together; the least recently used ones are removed first."""
 _INDEX = "index.json"
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # has a name since Python 3.13
 
@@ -56,18 +61,43 @@ def decode_folder(
         index = _read_index(slot)
         if index is not None and index["key"] == key:
             with contextlib.suppress(FileNotFoundError):  # another process has just replaced it
+                os.utime(slot)  # used now, see `remove_unused`
                 return _open(slot, index)
         slot.mkdir(parents=True, exist_ok=True)
         with FileLock(slot / "lock"):
             index = _read_index(slot)
             if index is None or index["key"] != key:
                 index = _Writer(slot, pictures, size, progress).write(key, index)
+                remove_unused(slot.parent, [slot])
             return _open(slot, index)
     except OSError as error:
         raise DataError(
             f"decoded pictures cannot be kept in {slot}: {error.strerror or error}.\n"
             "Free some space, or choose another --data-dir."
         ) from error
+
+
+def remove_unused(folder: Path, in_use: Sequence[Path] = (), most: int = MOST_BYTES) -> int:
+    """Remove the directories in `folder` that were not used for the longest time, until at most `most` bytes are left.
+
+    Directories that are `in_use` stay. Returns the number of bytes removed.
+    """
+    removed = 0
+    with contextlib.suppress(FileNotFoundError):  # another process changes the folder; the next call removes what is left
+        total = sum(_bytes(path) for path in in_use)
+        others = [path for path in folder.iterdir() if path.is_dir() and path not in in_use]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+            size = _bytes(path)
+            if total + size > most:
+                shutil.rmtree(path, ignore_errors=True)
+                removed += size
+            else:
+                total += size
+    return removed
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def _hash(*parts: bytes) -> bytes:

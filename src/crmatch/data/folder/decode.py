@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,14 +22,24 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from crmatch.data.square import SMALLEST_SIDE, covering_size, square
 from crmatch.errors import DataError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+try:  # pictures of iPhones; the extra `heic`
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    has_heic = True
+except ImportError:
+    has_heic = False
+HEIC_EXTENSIONS = (".heic", ".heif")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", *(("HEIF",) if has_heic else ()))
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"))
+EXTENSIONS |= {*HEIC_EXTENSIONS} if has_heic else set()
 MOST_PIXELS = 50_000_000
 MOST_BYTES = 1 << 29
+SHORTEST_JPEG = 256  # pixels per byte
 LARGEST_CHOSEN_SIDE = 512
 HEADERS = 1000
 """Number of pictures whose headers `choose_size` reads."""
-DECODER = 1
+DECODER = 2
 """Version of the decoder, part of every cache's name; increase it when the pixels of any picture change."""
 _EXIF = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
 Pixels = NDArray[np.uint8]
@@ -59,6 +70,12 @@ def open_picture(source: str | Path | BytesIO) -> Iterator[Image.Image]:
         if not 0 < length <= MOST_BYTES:
             raise PictureError(f"larger than {MOST_BYTES >> 20} MiB" if length else "empty file")
         with Image.open(source, formats=FORMATS) as picture:
+            pixels = picture.width * picture.height
+            # A JPEG, such as a panorama, can be decoded at 1/2, 1/4 or 1/8 of its size, unless it is progressive. If the file
+            # is shorter than any JPEG of this size, its header lies.
+            if MOST_PIXELS < pixels < SHORTEST_JPEG * length and not picture.info.get("progressive"):
+                scale = 2 ** math.ceil(math.log2(pixels / MOST_PIXELS) / 2)
+                picture.draft(None, (picture.width // scale, picture.height // scale))
             if picture.width * picture.height > MOST_PIXELS:
                 raise Image.DecompressionBombError
             yield picture

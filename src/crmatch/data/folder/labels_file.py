@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from crmatch.atomic_files import write_file
-from crmatch.data.folder.scan import label_lines, normalized, printable
+from crmatch.data.folder.scan import COLUMNS, label_lines, normalized, printable
 from crmatch.errors import DataError
 
 
@@ -33,7 +33,7 @@ def change_labels(file: Path, folder: Path, changes: Mapping[str, str | None]) -
         text = file.read_text(encoding="utf-8-sig")
     delimiter = ";" if ";" in text.partition("\n")[0] else ","
     header, *rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row]
-    names = [name.strip().lower() for name in header]
+    names = [COLUMNS.get(name, name) for name in (cell.strip().lower() for cell in header)]
     path_at, label_at = names.index("path"), names.index("label")
     composed = {unicodedata.normalize("NFC", path): path for path in changes}
     kept, changed = [header], set()

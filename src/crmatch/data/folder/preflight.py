@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from crmatch.atomic_files import checksum
 from crmatch.data.folder.cache import Decoded, decode_folder
-from crmatch.data.folder.scan import FolderIndex, SkippedFile, join_names, printable, scan_folder
+from crmatch.data.folder.decode import HEIC_EXTENSIONS
+from crmatch.data.folder.hold_out import held_out_counts
+from crmatch.data.folder.scan import HELD_OUT_FILE, FolderIndex, SkippedFile, join_names, printable, scan_folder
 from crmatch.data.folder.workers import Progress
+from crmatch.data.settings import default_data_dir
 
 UNEVEN = 3
 """A warning is given if the largest class has this many times the labels of the smallest."""
@@ -75,6 +81,19 @@ class Preflight:
             lines.append(f"identical pictures: {len(self.duplicates):,}")
             add([" = ".join(map(printable, item.paths[:5])) for item in self.duplicates])
         return lines + [f"warning: {warning}" for warning in self.warnings]
+
+    def short_lines(self) -> list[str]:
+        """The report in two lines."""
+        warnings = {0: "no warnings", 1: "1 warning"}.get(len(self.warnings), f"{len(self.warnings)} warnings")
+        return [self.lines()[0], f"{warnings}; the whole report: crmatch data check {shlex.quote(self.folder)}"]
+
+    def is_new(self, data_dir: Path | None = None) -> bool:
+        """Whether the report on this folder is shown for the first time; remembered beside the decoded pictures."""
+        shown = (data_dir or default_data_dir()) / "folders" / f"{checksum(self.folder.encode())}.shown"
+        is_new = not shown.exists()
+        with contextlib.suppress(OSError):
+            shown.touch()
+        return is_new
 
 
 def check_folder(
@@ -161,13 +180,25 @@ def _warnings(index: FolderIndex, report: Preflight, advise_size: bool) -> list[
     tiny = [count for width, height, count in report.sizes if 2 * min(width, height) < report.image_size]
     small = sum(tiny) if advise_size else 0
     long = sum(count for width, height, count in report.sizes if max(width, height) > 2 * min(width, height))
-    others = [f"{count:,} {ending or 'without extension'}" for ending, count in index.ignored.items() if ending != ".csv"]
+    heic = sum(index.ignored.get(ending, 0) for ending in HEIC_EXTENSIONS)
+    known = {".csv", *HEIC_EXTENSIONS}
+    others = [f"{count:,} {ending or 'without extension'}" for ending, count in index.ignored.items() if ending not in known]
+    same = Counter(name.casefold() for name in labels)
+    alike = [name for name in labels if same[name.casefold()] > 1]
+    to_hold_out = sum(held_out_counts(index))
     warnings = [
+        (heic, f"{pictures(heic)} of an iPhone (.heic) cannot be read: pip install 'crmatch[heic]'"),
+        (alike, f"classes whose names differ only in case: {join_names(alike)}. If they are the same, use one name"),
         (few == 0, f"no labeled picture of {classes(0)} can be read: training is not possible"),
         (1 in labels.values(), f"only one label for {classes(1)}: a second one would help most"),
         (many >= UNEVEN * max(few, 1), f"uneven labels: {many:,} for {classes(many)}, {few:,} for {classes(few)}"),
-        (not report.unlabeled, "no unlabeled pictures: put some into unlabeled/, or use the labeled ones as unlabeled too"),
-        (not report.test, "no test/<class>/ folder: the error of the model cannot be measured"),
+        (not report.unlabeled, "no unlabeled pictures: the labeled ones are used as unlabeled ones, too"),
+        (
+            not report.test,
+            f"no test/<class>/ folder: crmatch train holds out {pictures(to_hold_out)} with labels ({HELD_OUT_FILE})"
+            if to_hold_out
+            else "no test/<class>/ folder: the error of the model cannot be measured, or only estimated",
+        ),
         (untested, f"no test pictures of {join_names(untested)}"),
         (left_out, f"{pictures(left_out)} left out by labels.csv"),
         (report.unreadable, f"{pictures(len(report.unreadable))} cannot be read and will be left out"),

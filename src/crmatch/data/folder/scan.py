@@ -12,7 +12,7 @@ import posixpath
 import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -24,6 +24,10 @@ from crmatch.data.folder.decode import EXTENSIONS
 from crmatch.errors import DataError, RequestError
 
 LABELS_FILE = "labels.csv"
+METADATA_FILE = "metadata.csv"  # the same in Hugging Face's image folders, at the top or in train/ and test/
+HELD_OUT_FILE = "held-out.csv"  # labeled pictures that serve as the test set, see hold_out.py
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+COLUMNS = {"file_name": "path", "class": "label"}  # other names of the columns of a labels file
 UNLABELED, LEFT_OUT = -1, -2  # as in `crmatch.data.images`, which imports torch
 LEAVE_OUT = "-"
 """In labels.csv: a picture that is not used, neither as a labeled nor as an unlabeled one."""
@@ -39,7 +43,7 @@ class SkippedFile:
 
 @dataclass(frozen=True)
 class FolderIndex:
-    """The pictures of a folder, ordered: those in labeled/ by class and path, then the others by path, then test/."""
+    """The pictures of a folder, ordered: those in class directories by class and path, the others by path, the test set."""
 
     folder: Path
     class_names: tuple[str, ...]  # sorted
@@ -60,21 +64,29 @@ class FolderIndex:
 
 
 def scan_folder(folder: Path, labels_file: Path | None = None, trainable: bool = True) -> FolderIndex:
-    """Find the pictures of `labeled/<class>/**`, `unlabeled/**` and `test/<class>/**`, or of a folder with `labels.csv`.
+    """Find the pictures of a folder and their labels.
 
-    Without `labeled/`, everything outside `test/` is a training picture. The labels file (columns `path,label`; by default
-    the folder's own `labels.csv`, if there is one) overrides the directories; an empty label changes nothing, and `-` leaves
-    the picture out. A folder that is not `trainable` may have too few classes, or no labels at all.
+    Class directories are in `labeled/`, in `train/` or at the top; `unlabeled/` and `test/<class>/` (or `val/<class>/`) may be
+    beside them. Or all pictures are in one heap that a file labels: `labels.csv` with the columns `path,label`, or
+    `metadata.csv`. A given labels file replaces the folder's own, and overrides the directories; an empty label changes
+    nothing, and `-` leaves the picture out. Pictures in `held-out.csv` belong to the test set. A folder that is not `trainable`
+    may have too few classes, or no labels at all.
     """
     folder = Path(os.path.abspath(folder))
     if not folder.is_dir():
         raise RequestError(f"there is no folder {folder}.\nName a folder that contains labeled/<class>/ and unlabeled/.")
-    if labels_file is None and (folder / LABELS_FILE).is_file():
-        labels_file = folder / LABELS_FILE
-    walk, class_of = _walk_layout(folder, labels_file is not None or not trainable)
-    labels, test = dict(class_of["labeled"]), class_of["test"]
-    if labels_file is not None:
-        labels |= _read_labels(labels_file, walk, test)
+    own = (folder / place for place in (LABELS_FILE, METADATA_FILE, f"train/{METADATA_FILE}"))
+    file = labels_file or next((place for place in own if place.is_file()), None)
+    walk, class_of = _walk_layout(folder, file, trainable)
+    test = {path: name for path, name in class_of["test"].items() if name}
+    for place in (folder / HELD_OUT_FILE, *(folder / name / METADATA_FILE for name in TEST_FOLDERS)):
+        test |= _read_labels(place, walk, {}) if place.is_file() else {}
+    given = _read_labels(file, walk, test) if file is not None else {}
+    test |= {path: given.pop(path) for path in class_of["test"] if given.get(path, LEAVE_OUT) != LEAVE_OUT}
+    labels = {path: name for path, name in class_of["labeled"].items() if name and path not in test} | given
+    for path in [path for role in class_of.values() for path in role if path not in labels and path not in test]:
+        walk.skip(path, "not in a class directory")
+        del walk.files[path]
     if trainable:
         _check_classes(folder, labels, test)
     elif not walk.files:
@@ -102,29 +114,53 @@ def scan_folder(folder: Path, labels_file: Path | None = None, trainable: bool =
     )
 
 
-def _walk_layout(folder: Path, has_labels_file: bool) -> tuple[_Walk, dict[str, dict[str, str]]]:
-    """All pictures, and the class directory by path of those in `labeled` and in `test`."""
+def _walk_layout(folder: Path, file: Path | None, trainable: bool) -> tuple[_Walk, dict[str, dict[str, str]]]:
+    """All pictures, and the class by path of those in the `labeled` and `test` parts; empty if not in a class directory."""
     walk, parts = _Walk(folder), _directories(folder)
-    if "labeled" not in parts and not has_labels_file:
-        raise DataError(
-            f"{folder} has neither labeled/ nor {LABELS_FILE} (directories found: {join_names(parts) or 'none'}).\n"
-            f"Put labeled pictures into labeled/<class>/ and the others into unlabeled/, or write {LABELS_FILE}: path,label"
-        )
-    for name in parts if "labeled" in parts else [""]:
-        if name in ("", "labeled", "unlabeled", "test"):
+    roles = _roles(folder, parts, file)
+    for name in [""] if "" in roles else parts:
+        if roles.get(name):
             walk.walk(name)
         else:
             walk.skip(name, "neither labeled/, unlabeled/ nor test/")
     class_of: dict[str, dict[str, str]] = {"labeled": {}, "test": {}}
-    for path in list(walk.files):
+    for path in walk.files:
         part, *below = path.split("/", 2)
-        if part in class_of and part in parts:
-            if len(below) == 2:
-                class_of[part][path] = below[0]
-            else:
-                walk.skip(path, "not in a class directory")
-                del walk.files[path]
+        role = roles.get(part)
+        if role == "class":
+            class_of["labeled"][path] = part
+        elif role in ("labeled", "test"):
+            class_of[role][path] = below[0] if len(below) == 2 else ""
+    if not roles.keys() & {"", "labeled", "train"} and len({*class_of["labeled"].values()}) < 2:
+        if not trainable:  # to be labeled
+            walk = _Walk(folder)
+            walk.walk("")
+            return walk, {"labeled": {}, "test": {}}
+        found = f"neither class folders nor labeled/ nor {LABELS_FILE} (directories found: {join_names(parts) or 'none'})"
+        raise DataError(
+            f"{folder} has {found}.\n"
+            f"Put labeled pictures into labeled/<class>/ and the others into unlabeled/, or write {LABELS_FILE}: path,label"
+        )
     return walk, class_of
+
+
+def _roles(folder: Path, parts: list[str], file: Path | None) -> dict[str, str]:
+    """Directory at the top -> `labeled`, `unlabeled`, `test`, or `class` if it is a class itself; others are not used.
+
+    The directory "" stands for everything: a file labels a heap of pictures, and no directory is named after one of its labels.
+    """
+    if "labeled" in parts:
+        return {name: name for name in ("labeled", "unlabeled", "test")}
+    others = ("unlabeled", *TEST_FOLDERS)
+    classes = {*_directories(folder / "train")} if "train" in parts else {*parts}.difference(others)
+    labels = {label for _, label in label_lines(file) if label not in ("", LEAVE_OUT)} if file else set()
+    if file and (file.name == METADATA_FILE or (labels.isdisjoint(classes) and (labels or "unlabeled" not in parts))):
+        return {"": "unlabeled", "test": "test"}
+    roles = {"train": "labeled"} if "train" in parts else dict.fromkeys(classes, "class")
+    # Without class directories, a test folder holds pictures of unknown classes, as in competitions.
+    roles |= dict.fromkeys(others, "unlabeled")
+    tests = [name for name in TEST_FOLDERS if name in parts and not classes.isdisjoint(_directories(folder / name))]
+    return roles | dict.fromkeys(tests, "") | dict.fromkeys(tests[:1], "test")
 
 
 def find_pictures(folder: Path) -> list[Path]:
@@ -234,7 +270,9 @@ def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str
     composed = {unicodedata.normalize("NFC", path): path for path in walk.files}
     labels: dict[str, str] = {}
     missing = []
+    beside = "" if file.name != METADATA_FILE else posixpath.join(os.path.relpath(file.parent, walk.root), "")
     for path, label in label_lines(file):
+        path = posixpath.normpath(beside + path) if beside else path
         place = path if path in walk.files else composed.get(normalized(path, walk.root))
         if place is None:
             missing.append(path)
@@ -242,7 +280,7 @@ def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str
             raise DataError(f"{file} labels {path} twice: {labels[place]!r} and {label!r}.\nKeep one of the lines.")
         elif label and label != test.get(place, label):
             reason = f"labels {path} as {label!r}, but it is a test picture of {test[place]!r}"
-            raise DataError(f"{file} {reason}.\nMove the picture instead.")
+            raise DataError(f"{file} {reason}.\nMove the picture, or correct {HELD_OUT_FILE}, instead.")
     if missing:
         raise DataError(
             f"{file} lists pictures that are not in {walk.root} ({len(missing)}): {join_names(missing, 3)}.\n"
@@ -261,12 +299,19 @@ def label_lines(file: Path) -> list[tuple[str, str]]:
         raise RequestError(f"there is no labels file {file}.\nIt needs a header path,label and a line per picture.") from error
     except (OSError, UnicodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}.\nSave it as CSV in UTF-8.") from error
-    header = [name.strip().lower() for name in rows[0]] if rows else []
+    header = [COLUMNS.get(name, name) for name in (cell.strip().lower() for cell in rows[0])] if rows else []
     if not {"path", "label"} <= {*header}:
         found = join_names(header) or "empty"
         raise DataError(f"{file} has no header path,label (first line: {found}).\nAdd it as the first line.")
     lines = [dict(zip_longest(header, (cell.strip() for cell in row), fillvalue="")) for row in rows[1:]]
     return [(line["path"], line["label"]) for line in lines if line["path"]]
+
+
+def label_text(labels: Mapping[str, str]) -> str:
+    """The content of a labels file with these labels by path."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([("path", "label"), *labels.items()])
+    return text.getvalue()
 
 
 def normalized(path: str, folder: Path) -> str:

@@ -176,6 +176,7 @@ def work() -> None:
     target, size, channels = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     length, say = size * size * channels, functools.partial(print, flush=True)
     warnings.simplefilter("ignore")
+    Image.MAX_IMAGE_PIXELS = None  # `open_picture` has its own limit, and reads large JPEGs at a fraction of their size
     Image.init()
     with open(target, "r+b", buffering=0) as file:
         say("ready")
