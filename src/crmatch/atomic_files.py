@@ -18,17 +18,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A temporary file beside `path`, flushed to disk and renamed when the block ends; the old file is unchanged until then."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # the rename itself survives a power failure only with this
-        finally:
-            os.close(descriptor)
+        _sync_names(path.parent)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         advice = "An older file is unchanged; free some space or choose another --out or --data-dir."
@@ -36,6 +32,23 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents, if they are missing, so that a power failure does not remove them again."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in missing:
+        _sync_names(directory.parent)
+
+
+def _sync_names(directory: Path) -> None:
+    """New and renamed files in a directory survive a power failure only after this."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -9,11 +9,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from crmatch.atomic_files import read_json, write_file
+from crmatch.atomic_files import make_directory, read_json, write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.methods import kind_of
@@ -186,7 +186,7 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Own the directory, which is created if needed; raises `InUseError` if another process does."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path)
             lock = FileLock(self.lock).acquire(timeout=0)
         except Timeout as error:
             found = f"{self.path} is in use by another process"
@@ -258,26 +258,20 @@ class CurveFile:
 
     def __init__(self, directory: RunDirectory, step: int, writes: bool = True) -> None:
         self.lines = [line for line in directory.read_metrics() if line["step"] <= step]
-        self._path = directory.metrics if writes else Path(os.devnull)
+        self._path, self._writes = directory.metrics, writes
         if writes:
             write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Write a line."""
+        """Write a line and force it to disk: a checkpoint may rely on it, and a power failure may damage one line at most."""
         self.lines.append(dict(line))
-        with self._open() as file:
-            file.write(json.dumps(line) + "\n")
-
-    def sync(self) -> None:
-        """Force all lines to disk, before a checkpoint that relies on them."""
-        with self._open() as file:
-            os.fsync(file.fileno())
-
-    @contextmanager
-    def _open(self) -> Iterator[IO[str]]:
+        if not self._writes:
+            return
         try:
             with open(self._path, "a", encoding="utf-8") as file:
-                yield file
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             reason = f"cannot write {self._path}: {error.strerror}"
             raise DataError(f"{reason}.\nFree some space, then resume with the same command.") from error
