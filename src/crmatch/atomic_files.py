@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -74,10 +75,17 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_file(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
+def read_file(path: Path) -> bytes:
+    """The content of a file; a link to a device or a pipe, which may never end, is an OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; raises `DataError` if it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON, {str(error).splitlines()[0]}"
         raise DataError(f"{path} cannot be read: {reason}.\nThe file is missing or damaged; restore it.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from crmatch.atomic_files import make_directory, read_json, write_file
+from crmatch.atomic_files import make_directory, read_file, read_json, write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.methods import kind_of
@@ -236,18 +237,29 @@ class RunDirectory:
         """The curves. The last line is left out if a kill cut it short; any other damaged line is an error."""
         if not self.metrics.exists():
             return []
-        texts = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        try:
+            texts = read_file(self.metrics).decode(errors="replace").splitlines()
+        except OSError as error:
+            raise DataError(f"{self.metrics} cannot be read: {error.strerror}.\nMake it readable, or restore it.") from error
         lines = []
         for number, text in enumerate(texts, start=1):
             try:
-                line = json.loads(text)
-                int(line["step"])
-                lines.append(line)
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                lines.append(_checked_line(json.loads(text)))
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
                 if number < len(texts):
                     reason = f"line {number} of {self.metrics} is damaged"
                     raise DataError(f"{reason}.\nRepair it, or remove the directory to start again.") from error
         return lines
+
+
+def _checked_line(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the curves: a step, and numbers or None; test errors must be finite."""
+    for key, value in line.items():
+        if value is not None and not math.isfinite(value) and key.startswith("error/"):
+            raise ValueError(f"{key} is {value}")
+    if type(line["step"]) is not int:
+        raise TypeError("step is not an integer")
+    return line
 
 
 class CurveFile:

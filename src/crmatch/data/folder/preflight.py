@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from crmatch.data.folder.cache import Decoded, decode_folder
-from crmatch.data.folder.scan import FolderIndex, SkippedFile, join_names, printable, scan_folder
+from crmatch.data.folder.scan import FolderIndex, SkippedFile, join_names, scan_folder
 from crmatch.data.folder.workers import Progress
+from crmatch.errors import printable
 
 UNEVEN = 3
 """A warning is given if the largest class has this many times the labels of the smallest."""

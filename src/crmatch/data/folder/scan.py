@@ -14,14 +14,15 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crmatch.atomic_files import read_file
 from crmatch.data.folder.decode import EXTENSIONS
-from crmatch.errors import DataError, RequestError
+from crmatch.data.spreadsheet import unguarded
+from crmatch.errors import DataError, RequestError, printable
 
 LABELS_FILE = "labels.csv"
 UNLABELED, LEFT_OUT = -1, -2  # as in `crmatch.data.images`, which imports torch
@@ -71,10 +72,11 @@ def scan_folder(folder: Path, labels_file: Path | None = None, trainable: bool =
         raise RequestError(f"there is no folder {folder}.\nName a folder that contains labeled/<class>/ and unlabeled/.")
     if labels_file is None and (folder / LABELS_FILE).is_file():
         labels_file = folder / LABELS_FILE
+    lines = label_lines(labels_file) if labels_file else []  # before the walk, which may take long
     walk, class_of = _walk_layout(folder, labels_file is not None or not trainable)
     labels, test = dict(class_of["labeled"]), class_of["test"]
     if labels_file is not None:
-        labels |= _read_labels(labels_file, walk, test)
+        labels |= _match_labels(labels_file, lines, walk, test)
     if trainable:
         _check_classes(folder, labels, test)
     elif not walk.files:
@@ -218,23 +220,18 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def printable(text: str) -> str:
-    """The text on one line, without control characters."""
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
 def join_names(names: Iterable[str], most: int = 5) -> str:
     """Sorted names on one line for a message, with at most `most` of them."""
     shown = [printable(name) for name in sorted(names)]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
-def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str]:
-    """Labels by path from a CSV file with the columns `path` and `label`; other columns and empty labels are ignored."""
+def _match_labels(file: Path, lines: list[tuple[str, str]], walk: _Walk, test: dict[str, str]) -> dict[str, str]:
+    """Labels of the pictures that the (path, label) `lines` of a file name; empty labels are ignored."""
     composed = {unicodedata.normalize("NFC", path): path for path in walk.files}
     labels: dict[str, str] = {}
     missing = []
-    for path, label in label_lines(file):
+    for path, label in lines:
         place = path if path in walk.files else composed.get(normalized(path, walk.root))
         if place is None:
             missing.append(path)
@@ -254,19 +251,20 @@ def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str
 def label_lines(file: Path) -> list[tuple[str, str]]:
     """(path, label) of each line of a CSV file with these columns; a label may be empty."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_file(file).decode("utf-8-sig")
         delimiter = ";" if ";" in text.partition("\n")[0] else ","
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row]
+        rows = (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row)
+        header = [name.strip().lower() for name in next(rows, [])]
+        if not {"path", "label"} <= {*header}:
+            found = join_names(header) or "empty"
+            raise DataError(f"{file} has no header path,label (first line: {found}).\nAdd it as the first line.")
+        columns = [header.index(name) for name in ("path", "label")]
+        lines = [[unguarded(row[column].strip()) if column < len(row) else "" for column in columns] for row in rows]
     except FileNotFoundError as error:
         raise RequestError(f"there is no labels file {file}.\nIt needs a header path,label and a line per picture.") from error
     except (OSError, UnicodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}.\nSave it as CSV in UTF-8.") from error
-    header = [name.strip().lower() for name in rows[0]] if rows else []
-    if not {"path", "label"} <= {*header}:
-        found = join_names(header) or "empty"
-        raise DataError(f"{file} has no header path,label (first line: {found}).\nAdd it as the first line.")
-    lines = [dict(zip_longest(header, (cell.strip() for cell in row), fillvalue="")) for row in rows[1:]]
-    return [(line["path"], line["label"]) for line in lines if line["path"]]
+    return [(path, label) for path, label in lines if path]
 
 
 def normalized(path: str, folder: Path) -> str:
