@@ -10,7 +10,7 @@ comma := ,
 INSTALLED := .venv/installed-$(subst $(comma),-,$(EXTRAS))
 ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard-mlflow-wandb-pretrained
 
-.PHONY: demo demo-photos docs results quick test slow-test release-check crash-test lint types format clean
+.PHONY: demo demo-photos docs results quick test slow-test release-check crash-test crash-points lint types format clean
 
 # Train on 40 labeled digits and write report.html: two to three minutes.
 demo: $(INSTALLED)
@@ -47,9 +47,13 @@ slow-test: $(ALL_INSTALLED)
 release-check: $(INSTALLED)
 	$(BIN)/python -m pytest -p no:xdist -m "" tests/test_package.py
 
-# Kill and resume runs of every method; writes docs/results/survival.md.
+# The next targets write their sections of docs/results/survival.md. Kill and resume runs of every method:
 crash-test: $(INSTALLED)
 	PYTHONPATH=tests $(BIN)/python tests/crash/full.py
+
+# Crash, or fail, at every file operation of the commands that write: 20 minutes.
+crash-points: $(INSTALLED)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/crash/points.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

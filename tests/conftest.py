@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import typer.main
 
 os.environ["COLUMNS"] = "200"
 # The tests' networks are tiny: a second thread only waits. Programs that tests start take it from the environment.
@@ -65,25 +68,34 @@ def _folders_train_from_scratch(request: pytest.FixtureRequest, monkeypatch: pyt
         monkeypatch.setattr("crmatch.spec.recipes.backbone_is_installed", lambda: False)
 
 
-@pytest.fixture
-def crmatch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command in this process: exit code, stdout and stderr."""
+_get_command = functools.cache(typer.main.get_command)  # building the commands takes longer than running most of them
+
+
+def exit_code(arguments: Sequence[object]) -> int:
+    """Run a command in this process."""
     import signal
 
     from crmatch.cli import app as cli
     from crmatch.runs.signals import SIGNALS
 
-    def call(*arguments: object) -> Outcome:
-        monkeypatch.setattr("sys.argv", ["crmatch", *map(str, arguments)])
-        handlers = {number: signal.getsignal(number) for number in SIGNALS}
-        code = 0
-        try:
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        with mock.patch("sys.argv", ["crmatch", *map(str, arguments)]), mock.patch("typer.main.get_command", _get_command):
             cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return 0
+
+
+@pytest.fixture
+def crmatch(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command in this process: exit code, stdout and stderr."""
+
+    def call(*arguments: object) -> Outcome:
+        code = exit_code(arguments)
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 

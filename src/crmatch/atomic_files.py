@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -18,17 +19,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A temporary file beside `path`, flushed to disk and renamed when the block ends; the old file is unchanged until then."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # the rename itself survives a power failure only with this
-        finally:
-            os.close(descriptor)
+        _sync_names(path.parent)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         advice = "An older file is unchanged; free some space or choose another --out or --data-dir."
@@ -36,6 +33,23 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents, if they are missing, so that a power failure does not remove them again."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in missing:
+        _sync_names(directory.parent)
+
+
+def _sync_names(directory: Path) -> None:
+    """New and renamed files in a directory survive a power failure only after this."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -61,10 +75,17 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_file(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
+def read_file(path: Path) -> bytes:
+    """The content of a file; a link to a device or a pipe, which may never end, is an OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; raises `DataError` if it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON, {str(error).splitlines()[0]}"
         raise DataError(f"{path} cannot be read: {reason}.\nThe file is missing or damaged; restore it.") from error

@@ -55,6 +55,11 @@ class LostProcessError(CRMatchError, RuntimeError):
     exit_code = 75
 
 
+def printable(text: str) -> str:
+    """The text on one line without control characters, so that names from files cannot command a terminal."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
 def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> RequestError:
     """The error for an unknown name; it suggests the most similar known name and lists all of them."""
     names = sorted(known)

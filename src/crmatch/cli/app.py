@@ -20,7 +20,7 @@ from crmatch.cli.show import show
 from crmatch.cli.table import table
 from crmatch.cli.train import evaluate, train
 from crmatch.cli.use import export, predict, review, suggest
-from crmatch.errors import CRMatchError, LostProcessError, StoppedError
+from crmatch.errors import CRMatchError, LostProcessError, StoppedError, printable
 from crmatch.runs.signals import catch_signals
 
 app = typer.Typer(
@@ -66,7 +66,7 @@ def main() -> None:
         command(standalone_mode=False)
     except CRMatchError as error:
         if is_main_process() or isinstance(error, LostProcessError):
-            typer.echo(f"crmatch: {error}", err=True)
+            typer.echo("\n".join(map(printable, f"crmatch: {error}".split("\n"))), err=True)
         raise SystemExit(stop.exit_code if isinstance(error, StoppedError) else error.exit_code) from None
     except typer.Abort:
         raise SystemExit(130) from None

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from crmatch.errors import printable
 from crmatch.methods import title_of
 from crmatch.runs.cost import duration, feature_seconds, on_cpu
 from crmatch.runs.record import HEADLINES, describe_error
@@ -214,5 +215,5 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows with the same keys as a table."""
     table = Table(*(rows[0] if rows else ()), box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(escape(str(value)) for value in row.values()))
+        table.add_row(*(escape(printable(str(value))) for value in row.values()))
     print_wide(table)

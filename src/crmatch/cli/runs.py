@@ -33,7 +33,7 @@ def runs(
     json_: options.JsonOption = False,
 ) -> None:
     """List runs: setting, method, split, differences from the recipe, test error, date, directory; the newest last."""
-    from crmatch.errors import CRMatchError, DataError
+    from crmatch.errors import CRMatchError, DataError, printable
     from crmatch.own_code import short_name
     from crmatch.runs.directory import RunDirectory, variant_parts
 
@@ -55,7 +55,7 @@ def runs(
             record = directory.read_record()
             spec = record.spec if record else directory.read_spec()
         except DataError as error:
-            typer.echo(str(error).splitlines()[0], err=True)
+            typer.echo(printable(str(error).splitlines()[0]), err=True)
             continue
         assert spec
         known = setting_of(spec)

@@ -43,7 +43,7 @@ def add_labels(data: DataSet, split: Split, file: Path) -> tuple[DataSet, Split]
     for path, label in label_lines(file):
         if not label:
             continue
-        if not (path.isascii() and path.isdigit() and int(path) < len(train)):
+        if not (path.isascii() and path.isdigit() and len(path) < 20 and int(path) < len(train)):
             raise DataError(
                 f"{file} lists {path!r}, which is not a training image.\n"
                 f"For a data set, path is the number of a training image, 0..{len(train) - 1}."

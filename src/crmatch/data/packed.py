@@ -23,6 +23,8 @@ from crmatch.errors import DataError
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
 MAPPED_FROM = 1 << 26
 """Uncompressed arrays of at least this many bytes are memory-mapped; smaller ones are read, which verifies their CRC."""
+MOST_EXPANSION = 100
+"""A large compressed array that expands more than this is no photos, but made to fill the memory."""
 CHUNK = 1 << 22
 RESERVED = 1 << 26
 """Bytes of disk space to leave free."""
@@ -76,6 +78,9 @@ def read_packed(path: Path) -> Arrays:
             raise DataError(f"{key} of {path} must be uint8 (N, H, W, C), found {array.dtype} {array.shape}.")
         if key.endswith("_labels") and (array.dtype.kind not in "iu" or array.ndim != 1 or not array.size):
             raise DataError(f"{key} of {path} must be a list of integers, found {array.dtype} {array.shape}.")
+    if int(arrays["train_labels"].max()) >= len(arrays["train_labels"]):
+        found = f"train_labels of {path} go up to {arrays['train_labels'].max()} for {len(arrays['train_labels'])} images"
+        raise DataError(f"{found}.\nNumber the classes from 0.")
     if "class_names" not in arrays:
         arrays["class_names"] = np.array([str(label) for label in range(int(arrays["train_labels"].max()) + 1)])
     return arrays
@@ -151,6 +156,8 @@ def _read_member(file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInf
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or header + size != info.file_size:
         raise ValueError(f"{info.filename} does not contain what its header says")
+    if size >= MAPPED_FROM and size > MOST_EXPANSION * info.compress_size:
+        raise ValueError(f"{info.filename} would expand more than {MOST_EXPANSION}-fold; store it without compression")
     if info.compress_type != zipfile.ZIP_STORED or dtype.itemsize != 1 or size < MAPPED_FROM:
         with archive.open(info) as member:
             return np.lib.format.read_array(member, allow_pickle=False)

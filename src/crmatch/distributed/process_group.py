@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from crmatch.errors import LostProcessError, RequestError
 
@@ -130,9 +132,16 @@ def join(environment: Mapping[str, str] = os.environ, timeout: float = TIMEOUT) 
         if gpus:
             torch.cuda.set_device(int(environment.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
-        _exchange(dist.init_process_group, backend, timeout=timedelta(seconds=timeout))
+        _exchange(_meet, backend, environment.get("TORCHELASTIC_RESTART_COUNT", "0"), timedelta(seconds=timeout))
         atexit.register(dist.destroy_process_group)
     return ProcessGroup(dist.get_rank(), dist.get_world_size())
+
+
+def _meet(backend: str, attempt: str, timeout: timedelta) -> None:
+    """Form the process group. Addresses of an earlier attempt are still in torchrun's store, so each has its own part of it."""
+    store, rank, count = next(rendezvous("env://", timeout=timeout))
+    store = PrefixStore(f"attempt{attempt}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
 
 
 def _exchange(operation: Callable[..., Any], *values: Any, **choices: Any) -> None:

@@ -164,7 +164,7 @@ def parse_method(values: Mapping[str, Any], stored: bool) -> Method:
     `stored` says that the values come from a file: an unknown name is then no mistake of the user.
     """
     name, code = str(values.get("name") or "crmatch"), values.get("code")
-    if code is not None:
+    if isinstance(code, str):
         if not stored and name in installed_methods():
             _origin(method_class(name))  # imports it, so that its code is here
         return find(code)(**values) if is_here(code) else StoredMethod(**values)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from crmatch.data.spreadsheet import csv_text
 from crmatch.paper.results import FilledTable, TableCell, rounded
 from crmatch.paper.tables import Row
 
@@ -120,12 +119,10 @@ def to_latex(table: FilledTable) -> str:
 
 def to_csv(table: FilledTable) -> str:
     """One line per cell."""
-    file, cells = io.StringIO(), [*_plain_cells(table)]
-    writer = csv.DictWriter(file, list(cells[0]), lineterminator="\n")
-    writer.writeheader()
-    for cell in cells:
-        writer.writerow({key: ";".join(value) if isinstance(value, list) else value for key, value in cell.items()})
-    return file.getvalue()
+    cells = _plain_cells(table)
+    return csv_text(
+        [{key: ";".join(value) if isinstance(value, list) else value for key, value in cell.items()} for cell in cells]
+    )
 
 
 def to_json(table: FilledTable) -> str:

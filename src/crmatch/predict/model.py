@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from PIL import Image
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from crmatch.atomic_files import checksum
+from crmatch.atomic_files import checksum, read_file
 from crmatch.augment.batches import Normalizer
 from crmatch.data.folder.workers import read_pictures
 from crmatch.data.images import resize
@@ -27,8 +26,10 @@ from crmatch.evaluation import predict
 from crmatch.losses import sharpen
 from crmatch.networks.attention import AttentionRefiner
 from crmatch.networks.build import build_network
-from crmatch.networks.config import NetworkConfig
+from crmatch.networks.config import FastNetConfig, NetworkConfig, WideResNetConfig
+from crmatch.networks.fast import FastNet
 from crmatch.networks.network import REFINER, Network, NetworkShape
+from crmatch.networks.wide_resnet import WideResNet
 from crmatch.own_code import name_file
 from crmatch.runs.calibration import Calibration
 from crmatch.runs.directory import MODEL_CONFIG, MODEL_WEIGHTS
@@ -91,7 +92,10 @@ class Model:
 
         The probabilities are those of the network, before they are calibrated.
         """
-        return predict(self.network, images, self.normalizer)
+        probabilities, features = predict(self.network, images, self.normalizer)
+        if not probabilities.isfinite().all():
+            raise DataError("the model's predictions are not numbers.\nIts weights are damaged; train again.")
+        return probabilities, features
 
     def features(self, images: Tensor) -> Tensor:
         """Pooled features (N, D), point (b) of Figure 2, of uint8 images (N, C, H, W) of the model's size."""
@@ -99,11 +103,7 @@ class Model:
 
 
 def build_model(content: bytes, config: Mapping[str, Any]) -> Model:
-    """The model described by the contents of `model.safetensors` and `config.json`.
-
-    Raises:
-        ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError: they are damaged.
-    """
+    """The model described by the contents of `model.safetensors` and `config.json`; any exception if they are damaged."""
     if not {len(config["mean"]), len(config["std"])} == {config["channels"]} <= {1, 3} or min(config["std"]) <= 0:
         raise ValueError(f"channels, mean and std of {MODEL_CONFIG} do not fit together")
     if not SMALLEST_SIDE <= config["image_size"] <= 512:
@@ -115,21 +115,40 @@ def build_model(content: bytes, config: Mapping[str, Any]) -> Model:
         refiner = config.get("refiner")
         if refiner is None:
             return {}
-        return {REFINER: AttentionRefiner(shape.features, int(refiner["prototypes"]), int(refiner["heads"]))}
+        count, parts = int(refiner["prototypes"]), int(refiner["heads"])
+        if not (0 <= count <= len(content) and 1 <= parts <= shape.features):
+            raise ValueError(f"{MODEL_CONFIG} has {count} prototypes and {parts} heads for {shape.features} features")
+        return {REFINER: AttentionRefiner(shape.features, count, parts)}
 
-    kind = TypeAdapter[Any](NetworkConfig).validate_python(config["network"])
-    network = build_network(
-        kind, channels=channels, image_size=size, classes=len(names), heads=heads, architecture=config.get("architecture")
-    )
+    "".join(names).encode()  # names that cannot be written are refused here
     if checksum(content) != config["checksum"]:
         raise ValueError(f"{MODEL_WEIGHTS} is not the file that {MODEL_CONFIG} belongs to")
     weights = safetensors.torch.load(content)
+    kind, architecture = TypeAdapter[Any](NetworkConfig).validate_python(config["network"]), config.get("architecture")
+    if kind.kind == "pretrained" and architecture is None:  # the name of a backbone alone could cause a download
+        raise ValueError(f"{MODEL_CONFIG} has no architecture")
+    _check_size(kind, channels, len(names), weights)
+    network = build_network(
+        kind, channels=channels, image_size=size, classes=len(names), heads=heads, architecture=architecture
+    )
     dtype = weights["classifier.weight"].dtype
     network.to(dtype)
     network.load_state_dict(weights)
     network.channels_last().eval()
     calibration = Calibration.model_validate(config["calibration"]) if config.get("calibration") else None
     return Model(network, names, size, channels, Normalizer(config["mean"], config["std"], dtype), config, calibration)
+
+
+def _check_size(kind: Any, channels: int, classes: int, weights: Mapping[str, Tensor]) -> None:
+    """Refuse a network that is larger than its weights before it takes memory."""
+    fits = classes == len(weights["classifier.weight"])
+    if isinstance(kind, WideResNetConfig | FastNetConfig):
+        with torch.device("meta"):
+            backbone = WideResNet(kind, channels) if isinstance(kind, WideResNetConfig) else FastNet(kind, channels)
+            shapes = {f"backbone.{name}": tensor.shape for name, tensor in backbone.state_dict().items()}
+        fits = fits and all(name in weights and weights[name].shape == shape for name, shape in shapes.items())
+    if not fits:
+        raise ValueError(f"{MODEL_WEIGHTS} does not have the weights of the network in {MODEL_CONFIG}")
 
 
 def load(path: str | Path, code: str | Path | None = None) -> Model:
@@ -142,13 +161,13 @@ def load(path: str | Path, code: str | Path | None = None) -> Model:
         name_file(code)
     directory = find_run(path)
     try:
-        config = json.loads((directory / MODEL_CONFIG).read_text(encoding="utf-8"))
-        return build_model((directory / MODEL_WEIGHTS).read_bytes(), config)
+        config = json.loads(read_file(directory / MODEL_CONFIG))
+        return build_model(read_file(directory / MODEL_WEIGHTS), config)
     except FileNotFoundError as error:
         found = f"{directory} has no {Path(error.filename).name}: it is not a finished run"
         raise DataError(f"{found}.\nTrain first, or name a directory that crmatch train printed.") from error
     except CRMatchError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # JSON, pydantic, safetensors and torch raise many kinds of exceptions on damaged files
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"the model in {directory} cannot be read: {reason}\nThe files are damaged; train again.") from error

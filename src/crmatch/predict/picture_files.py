@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 
 from crmatch.data.folder.scan import find_pictures
 from crmatch.data.folder.workers import Progress, decode_rows
+from crmatch.data.spreadsheet import csv_text
 from crmatch.errors import RequestError
 from crmatch.predict.model import Model
 
@@ -57,11 +56,7 @@ class Predictions(NamedTuple):
         rows = list(self.rows(abstain, probabilities))
         if form == "json":
             return json.dumps({"classes": list(self.class_names), "predictions": rows}, indent=1) + "\n"
-        file = io.StringIO(newline="")
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return file.getvalue()
+        return csv_text(rows)
 
 
 def list_pictures(places: Sequence[Path]) -> list[Path]:

@@ -13,6 +13,8 @@ from crmatch.analysis.curves import Points
 
 COLORS = 8
 """Number of distinguishable colors."""
+LARGEST = 1e100
+"""Larger values and NaN are not drawn."""
 
 
 class Series(NamedTuple):
@@ -51,7 +53,7 @@ def line_chart(
     if not drawn:
         return None
     width = max(step for one in drawn for step, _ in one.points) or 1
-    values = [value for one in drawn for _, value in one.points if math.isfinite(value)]
+    values = [value for one in drawn for _, value in one.points if abs(value) < LARGEST]
     y_marks = round_marks(min([0.0, *values]), top or max([*values, 1e-9]))
     low, high = y_marks[0], y_marks[-1]
 
@@ -60,7 +62,7 @@ def line_chart(
 
     lines = []
     for one in drawn:
-        points = [f"{100 * step / width:.2f},{height(value):.2f}" for step, value in one.points if math.isfinite(value)]
+        points = [f"{100 * step / width:.2f},{height(value):.2f}" for step, value in one.points if abs(value) < LARGEST]
         last = one.points[-1][1]
         lines.append(Line(one, " ".join(points), f"{last:.2f} %" if unit == "%" else f"{last:.3g}"))
     x_ticks = [(100 * mark / width, f"{mark:,.0f}") for mark in round_marks(0, width) if mark <= width]

@@ -67,7 +67,7 @@ def write_report(runs: Sequence[Path], out: Path, command: str, workspace: Works
     page = environment.get_template("report.html").render(
         title=title, views=views, comparison=_comparison(views), command=command, version=crmatch.__version__
     )
-    write_file(out, page.encode())
+    write_file(out, page.encode(errors="replace"))
     return list(found)
 
 

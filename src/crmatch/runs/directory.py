@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from crmatch.atomic_files import read_json, write_file
+from crmatch.atomic_files import make_directory, read_file, read_json, write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.methods import kind_of
@@ -185,7 +186,7 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Own the directory, which is created if needed; raises `InUseError` if another process does."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path)
             lock = FileLock(self.lock).acquire(timeout=0)
         except Timeout as error:
             found = f"{self.path} is in use by another process"
@@ -235,18 +236,29 @@ class RunDirectory:
         """The curves. The last line is left out if a kill cut it short; any other damaged line is an error."""
         if not self.metrics.exists():
             return []
-        texts = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        try:
+            texts = read_file(self.metrics).decode(errors="replace").splitlines()
+        except OSError as error:
+            raise DataError(f"{self.metrics} cannot be read: {error.strerror}.\nMake it readable, or restore it.") from error
         lines = []
         for number, text in enumerate(texts, start=1):
             try:
-                line = json.loads(text)
-                int(line["step"])
-                lines.append(line)
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                lines.append(_checked_line(json.loads(text)))
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
                 if number < len(texts):
                     reason = f"line {number} of {self.metrics} is damaged"
                     raise DataError(f"{reason}.\nRepair it, or remove the directory to start again.") from error
         return lines
+
+
+def _checked_line(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the curves: a step, and numbers or None; test errors must be finite."""
+    for key, value in line.items():
+        if value is not None and not math.isfinite(value) and key.startswith("error/"):
+            raise ValueError(f"{key} is {value}")
+    if type(line["step"]) is not int:
+        raise TypeError("step is not an integer")
+    return line
 
 
 class CurveFile:
@@ -257,26 +269,20 @@ class CurveFile:
 
     def __init__(self, directory: RunDirectory, step: int, writes: bool = True) -> None:
         self.lines = [line for line in directory.read_metrics() if line["step"] <= step]
-        self._path = directory.metrics if writes else Path(os.devnull)
+        self._path, self._writes = directory.metrics, writes
         if writes:
             write_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines).encode())
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Write a line."""
+        """Write a line and force it to disk: a checkpoint may rely on it, and a power failure may damage one line at most."""
         self.lines.append(dict(line))
-        with self._open() as file:
-            file.write(json.dumps(line) + "\n")
-
-    def sync(self) -> None:
-        """Force all lines to disk, before a checkpoint that relies on them."""
-        with self._open() as file:
-            os.fsync(file.fileno())
-
-    @contextmanager
-    def _open(self) -> Iterator[IO[str]]:
+        if not self._writes:
+            return
         try:
             with open(self._path, "a", encoding="utf-8") as file:
-                yield file
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             reason = f"cannot write {self._path}: {error.strerror}"
             raise DataError(f"{reason}.\nFree some space, then resume with the same command.") from error

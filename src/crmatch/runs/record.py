@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from crmatch.errors import DataError
 from crmatch.spec.run_spec import STORED, RunSpec
@@ -63,6 +63,13 @@ class RunRecord(StrictModel):
     pseudo_labels_used: bool | None = None  # whether any counted in the loss; None: there were none, or an older record
     cross_validation: CrossValidation | None = None  # only for heads on frozen backbones
     policy: dict[str, list[list[float]]] | None = None  # learned by CTAugment: operation -> weights of each parameter's bins
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        classes, shapes = len(self.class_names), {len(row) for row in self.confusion}
+        if len(self.per_class_error) != len(self.confusion) or (shapes and {len(self.confusion), *shapes} != {classes}):
+            raise ValueError(f"its errors and confusions are not those of {classes} classes")
+        return self
 
     @property
     def error(self) -> float | None:

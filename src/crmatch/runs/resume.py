@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+import crmatch
 from crmatch.atomic_files import read_json
 from crmatch.errors import CRMatchError, DataError, DivergedError, RequestError, ResumeError
 from crmatch.runs.directory import RunDirectory
@@ -25,6 +26,8 @@ from crmatch.training.health import ADVICE, LateDivergenceError
 from crmatch.training.loop import Training
 
 logger = logging.getLogger(__name__)
+EARLIER = {number: f"crmatch of commit {commit}" for number, commit in {1: "e72eb30", 2: "0e2c620", 3: "7ed868c"}.items()}
+"""Versions that can resume runs of earlier numerics, whose checkpoints do not name one."""
 
 
 def finished_record(directory: RunDirectory, spec: RunSpec, resume: Literal["auto", "never"]) -> RunRecord | None:
@@ -62,16 +65,18 @@ def restore(training: Training, directory: RunDirectory, fingerprint: str) -> bo
 
 
 def checkpoint_values(training: Training) -> dict[str, Any]:
-    """What decides whether a resumed run is bit-identical: numerics, threads, processes, compiled code, the method's code."""
+    """What decides whether a resumed run is bit-identical: version, threads, processes, compiled code, the method's code."""
+    version = {"version": f"crmatch {crmatch.__version__}", "numerics": NUMERICS}
     machine = {"threads": torch.get_num_threads(), "processes": training.runtime.processes.count}
-    return {"numerics": NUMERICS, **machine, "compiled": training.runtime.compile, "code": training.method.code}
+    return {**version, **machine, "compiled": training.runtime.compile, "code": training.method.code}
 
 
 def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, now: dict[str, Any]) -> None:
     before = {"processes": 1, "compiled": False, **checkpoint.values}
     if before["numerics"] != NUMERICS:
         found = f"{directory.path} was started with numerics {before['numerics']}; this version has {NUMERICS}"
-        raise ResumeError(f"{found}.\nFinish it with the version that started it, or remove the directory.")
+        writer = before.get("version") or EARLIER.get(before["numerics"], "the version that started it")
+        raise ResumeError(f"{found}.\nFinish it with {writer}, or remove the directory.")
     split = read_json(directory.split)
     started = split.get("data_fingerprint") if isinstance(split, dict) else None
     if started != fingerprint:

@@ -151,7 +151,6 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
 
     def save(state: Checkpoint) -> None:
         if processes.is_main:
-            curves.sync()
             values = {**state.values, **checkpoint_values(training)}
             save_checkpoint(directory.checkpoints, state._replace(values=values))
 

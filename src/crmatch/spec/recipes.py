@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crmatch.atomic_files import checksum
+from crmatch.atomic_files import checksum, read_file
 from crmatch.data.settings import EPOCH_STEPS, Setting, own_setting, parse_setting
 from crmatch.errors import RequestError, unknown_name_error
 from crmatch.methods import METHODS, Kind, adopt, build_method, kind_of, method_class, recipe_keys
 from crmatch.methods.base import QUICK_EMA_DECAY, Method, StoredMethod
 from crmatch.networks.config import NETWORKS, FastNetConfig, PretrainedConfig, WideResNetConfig
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
+from crmatch.own_code import is_reference
 from crmatch.spec.run_spec import AugmentationSpec, DataSpec, RunSpec, replace
 from crmatch.training.plan import Phase, TrainPlan
 
@@ -204,9 +205,13 @@ RECIPES: dict[str, Recipe] = {"paper": _paper, "usb": _usb, "original": _origina
 def setting_of(spec: RunSpec, data_dir: Path | None = None) -> Setting:
     """The setting a spec was made for."""
     labels_file = Path(spec.data.labels_file) if spec.data.labels_file else None
-    if spec.data.code:
-        return own_setting(spec.data.code, int(spec.setting.rpartition("@")[2]), labels_file)
-    return parse_setting(spec.data.folder or spec.setting, data_dir, labels_file)
+    text = spec.data.folder or spec.setting
+    name, _, labels = text.rpartition("@")
+    if spec.data.code and labels.isdecimal():
+        return own_setting(spec.data.code, int(labels), labels_file)
+    if spec.data.code or is_reference(name):  # only the user may name code that is imported
+        raise RequestError(f"{text!r} is not the setting of a spec.\nThe file is damaged, or made to run code.")
+    return parse_setting(text, data_dir, labels_file)
 
 
 def _data(setting: Setting, image_size: int, **choices: Any) -> DataSpec:
@@ -227,7 +232,7 @@ def labels_checksum(setting: Setting) -> str | None:
     if labels_file is None or (setting.labels_file is None and not labels_file.is_file()):
         return None
     try:
-        return checksum(labels_file.read_bytes())[:8]
+        return checksum(read_file(labels_file))[:8]
     except OSError as error:
         reason = f"{labels_file} cannot be read: {str(error.strerror).lower()}"
         raise RequestError(f"{reason}.\n--labels takes a CSV file with the header path,label.") from error

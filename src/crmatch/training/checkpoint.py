@@ -18,7 +18,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from crmatch.atomic_files import checksum, write_file
+from crmatch.atomic_files import checksum, read_file, write_file
 from crmatch.errors import ResumeError
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
 
 
 def _read(file: Path) -> Checkpoint:
-    content = file.read_bytes()
+    content = read_file(file)
     if checksum(content) != file.stem.rpartition("-")[2]:
         raise ValueError("its bytes do not fit the checksum in its name")
     length = int.from_bytes(content[:8], "little")

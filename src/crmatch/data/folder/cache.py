@@ -22,7 +22,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from crmatch.atomic_files import checksum, read_json, write_file
+from crmatch.atomic_files import checksum, make_directory, read_json, write_file
 from crmatch.data.folder.decode import DECODER, FACTS, Pixels, choose_size
 from crmatch.data.folder.scan import FolderIndex
 from crmatch.data.folder.workers import Progress, decode_rows
@@ -63,7 +63,7 @@ def decode_folder(
             with contextlib.suppress(FileNotFoundError):  # another process has just replaced it
                 os.utime(slot)  # used now, see `remove_unused`
                 return _open(slot, index)
-        slot.mkdir(parents=True, exist_ok=True)
+        make_directory(slot)
         with FileLock(slot / "lock"):
             index = _read_index(slot)
             if index is None or index["key"] != key:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from crmatch.atomic_files import write_file
-from crmatch.data.folder.scan import COLUMNS, label_lines, normalized, printable
-from crmatch.errors import DataError
+from crmatch.data.folder.scan import COLUMNS, label_lines, normalized
+from crmatch.errors import DataError, printable
 
 
 def read_labels(file: Path, folder: Path, paths: Iterable[str]) -> dict[str, str]:

@@ -15,9 +15,10 @@ from crmatch.atomic_files import checksum
 from crmatch.data.folder.cache import Decoded, decode_folder
 from crmatch.data.folder.decode import HEIC_EXTENSIONS
 from crmatch.data.folder.hold_out import held_out_counts
-from crmatch.data.folder.scan import HELD_OUT_FILE, FolderIndex, SkippedFile, join_names, printable, scan_folder
+from crmatch.data.folder.scan import HELD_OUT_FILE, FolderIndex, SkippedFile, join_names, scan_folder
 from crmatch.data.folder.workers import Progress
 from crmatch.data.settings import default_data_dir
+from crmatch.errors import printable
 
 UNEVEN = 3
 """A warning is given if the largest class has this many times the labels of the smallest."""

@@ -14,14 +14,15 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crmatch.atomic_files import read_file
 from crmatch.data.folder.decode import EXTENSIONS
-from crmatch.errors import DataError, RequestError
+from crmatch.data.spreadsheet import csv_text, unguarded
+from crmatch.errors import DataError, RequestError, printable
 
 LABELS_FILE = "labels.csv"
 METADATA_FILE = "metadata.csv"  # the same in Hugging Face's image folders, at the top or in train/ and test/
@@ -77,6 +78,8 @@ def scan_folder(folder: Path, labels_file: Path | None = None, trainable: bool =
         raise RequestError(f"there is no folder {folder}.\nName a folder that contains labeled/<class>/ and unlabeled/.")
     own = (folder / place for place in (LABELS_FILE, METADATA_FILE, f"train/{METADATA_FILE}"))
     file = labels_file or next((place for place in own if place.is_file()), None)
+    if file is not None:
+        label_lines(file)  # a damaged file is found before the walk, which may take long
     walk, class_of = _walk_layout(folder, file, trainable)
     test = {path: name for path, name in class_of["test"].items() if name}
     for place in (folder / HELD_OUT_FILE, *(folder / name / METADATA_FILE for name in TEST_FOLDERS)):
@@ -254,11 +257,6 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def printable(text: str) -> str:
-    """The text on one line, without control characters."""
-    return text if text.isprintable() else ascii(text)[1:-1]
-
-
 def join_names(names: Iterable[str], most: int = 5) -> str:
     """Sorted names on one line for a message, with at most `most` of them."""
     shown = [printable(name) for name in sorted(names)]
@@ -292,26 +290,25 @@ def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str
 def label_lines(file: Path) -> list[tuple[str, str]]:
     """(path, label) of each line of a CSV file with these columns; a label may be empty."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_file(file).decode("utf-8-sig")
         delimiter = ";" if ";" in text.partition("\n")[0] else ","
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row]
+        rows = (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row)
+        header = [COLUMNS.get(name, name) for name in (cell.strip().lower() for cell in next(rows, []))]
+        if not {"path", "label"} <= {*header}:
+            found = join_names(header) or "empty"
+            raise DataError(f"{file} has no header path,label (first line: {found}).\nAdd it as the first line.")
+        columns = [header.index(name) for name in ("path", "label")]
+        lines = [[unguarded(row[column].strip()) if column < len(row) else "" for column in columns] for row in rows]
     except FileNotFoundError as error:
         raise RequestError(f"there is no labels file {file}.\nIt needs a header path,label and a line per picture.") from error
     except (OSError, UnicodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}.\nSave it as CSV in UTF-8.") from error
-    header = [COLUMNS.get(name, name) for name in (cell.strip().lower() for cell in rows[0])] if rows else []
-    if not {"path", "label"} <= {*header}:
-        found = join_names(header) or "empty"
-        raise DataError(f"{file} has no header path,label (first line: {found}).\nAdd it as the first line.")
-    lines = [dict(zip_longest(header, (cell.strip() for cell in row), fillvalue="")) for row in rows[1:]]
-    return [(line["path"], line["label"]) for line in lines if line["path"]]
+    return [(path, label) for path, label in lines if path]
 
 
 def label_text(labels: Mapping[str, str]) -> str:
     """The content of a labels file with these labels by path."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([("path", "label"), *labels.items()])
-    return text.getvalue()
+    return csv_text([{"path": path, "label": label} for path, label in labels.items()])
 
 
 def normalized(path: str, folder: Path) -> str:

@@ -26,11 +26,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from crmatch.data.folder.decode import EXTENSIONS, open_picture
-from crmatch.data.folder.scan import join_names, printable
+from crmatch.data.folder.scan import join_names
 from crmatch.data.official.catalog import SourceSet
 from crmatch.data.packed import Array, Rows
 from crmatch.data.square import square
-from crmatch.errors import DataError
+from crmatch.errors import DataError, printable
 
 SIDE = 84
 SEED = 42

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DYNAMIC_SIZE = re.compile(r"(?:vit|deit3?|eva(?:02)?)_(?!s?relpos).*patch(\d+)")
 """Architectures that interpolate position embeddings if created with dynamic_img_size=True, and their patch size."""
+NOT_A_SHAPE = {"pretrained", "checkpoint_path", "cache_dir", "pretrained_cfg_overlay"}
+"""Arguments of create_model that make it read other files; a name with a colon does so, too."""
 INPUT_KEYS = ("input_size", "fixed_input_size", "mean", "std", "num_classes", "pool_size", "first_conv", "classifier")
 """What `build` and `describe` need of `pretrained_cfg`."""
 
@@ -65,6 +67,8 @@ def load(source: str) -> Body:
 def build(architecture: dict[str, Any]) -> nn.Module:
     """The module of `load` with random weights."""
     arguments = {**architecture["model_args"], **_options(architecture)}
+    if ":" in architecture["architecture"] or not NOT_A_SHAPE.isdisjoint(arguments):
+        raise DataError("the architecture of this model names other files.\nThey are not read: load it by its name instead.")
     expected = architecture["pretrained_cfg"]
     model = _library("this model").create_model(architecture["architecture"], pretrained_cfg=expected, **arguments)
     return _body(model, architecture)

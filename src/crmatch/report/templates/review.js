@@ -297,10 +297,12 @@
   });
 
   function csv() {
+    // A quote before what spreadsheets would compute, as in data/spreadsheet.py.
+    const guarded = (text) => (/^'*[=+\-@\t\r]./.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text);
     const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
     const labels = new Map(data.kept);
     for (const [image, label] of here) { if (label === null) labels.delete(image.n); else labels.set(image.n, label); }
-    return ["path,label", ...[...labels].map((line) => line.map(quoted).join(","))].join("\n") + "\n";
+    return ["path,label", ...[...labels].map((line) => line.map(guarded).map(quoted).join(","))].join("\n") + "\n";
   }
   function showKeys() {
     element("keys").replaceChildren(...classes.map((name, place) => {
