@@ -71,8 +71,7 @@ class Model:
         Images are NumPy arrays or torch tensors (N, C, H, W), (N, H, W, C) or (N, H, W), of uint8 or of floats from 0 to 1;
         or one or several PIL images or paths of picture files, which are also converted to the model's channels.
         """
-        probabilities, _ = self.outputs(self._pictures(images))
-        return sharpen(probabilities, self.calibration.temperature) if self.calibration else probabilities
+        return self.outputs(self._pictures(images))[0]
 
     def _pictures(self, images: Images) -> Tensor:
         """Images uint8 (N, C, H, W) of the model's size and channels."""
@@ -88,14 +87,11 @@ class Model:
         return resize(pictures, self.image_size)
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Class probabilities (N, K) and pooled features (N, D) of uint8 images (N, C, H, W) of the model's size.
-
-        The probabilities are those of the network, before they are calibrated.
-        """
+        """Calibrated class probabilities (N, K) and pooled features (N, D) of uint8 images (N, C, H, W) of the model's size."""
         probabilities, features = predict(self.network, images, self.normalizer)
         if not probabilities.isfinite().all():
             raise DataError("the model's predictions are not numbers.\nIts weights are damaged; train again.")
-        return probabilities, features
+        return sharpen(probabilities, self.calibration.temperature) if self.calibration else probabilities, features
 
     def features(self, images: Tensor) -> Tensor:
         """Pooled features (N, D), point (b) of Figure 2, of uint8 images (N, C, H, W) of the model's size."""
