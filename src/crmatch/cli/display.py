@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -178,9 +177,6 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path]) -> 
             typer.echo(f"Unlabeled images usually help after more steps than the {first.steps:,} of this run (--steps).")
     for directory in directories:
         typer.echo(f"Saved in {directory}")
-    run, folder = shlex.quote(str(directories[0])), first.spec.data.folder is not None
-    more = f", crmatch review {run}, or crmatch predict {run} PICTURES..." if folder else ""
-    typer.echo(f"Next: crmatch report {run}{more}")
 
 
 def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int) -> None:

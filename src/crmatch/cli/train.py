@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -147,8 +148,13 @@ def train(
         typer.echo(json.dumps({**values[0], "baseline": values[1] if len(values) > 1 else None, "evidence": found}))
     else:
         print_records(ordered, paths)
+        best = paths[0]
         if evidence and recipe == "head":
-            typer.echo(f"By cross-validation the better model is {paths[0 if evidence.unlabeled_help else 1]}")
+            best = paths[0 if evidence.unlabeled_help else 1]
+            typer.echo(f"By cross-validation the better model is {best}")
+        run = shlex.quote(str(best))
+        label = f", crmatch review {run} to label more pictures, crmatch predict {run} PICTURES..." if parsed.folder else ""
+        typer.echo(f"Next: crmatch report {run} to see its mistakes{label}")
 
 
 def evaluate(
