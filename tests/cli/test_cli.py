@@ -71,7 +71,7 @@ def test_train_ends_with_error_and_directory_and_writes_everything(crmatch: Comm
     outcome = crmatch(*tiny_command(stripes, tmp_path / "runs"))
     assert outcome.code == 0
     assert "CR-Match on stripes@2, split 1, 6 labels: test error" in outcome.out
-    directory = Path(outcome.out.split()[-1])
+    directory = Path(outcome.out.partition("Saved in ")[2].splitlines()[0])
     names = {"spec.json", "split.json", "metrics.jsonl", "record.json", "model.safetensors", "config.json", "checkpoint"}
     assert names <= {file.name for file in directory.iterdir()}
     assert directory.parent.parent == tmp_path / "runs" / "stripes@2"
