@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from crmatch.data.images import DataSet, ImageSet
 from crmatch.data.load import load_data
-from crmatch.data.splits import Split, batch_positions, describe_split, keep_split, make_split, proportional_counts
+from crmatch.data.splits import Split, balanced, batch_positions, describe_split, keep_split, make_split, proportional_counts
 from crmatch.errors import DataError, RequestError
 
 
@@ -145,3 +145,9 @@ def test_any_step_can_be_asked_for_alone_and_in_any_order() -> None:
 def test_streams_and_seeds_are_independent() -> None:
     batches = [batch_positions(500, 32, seed, stream, 0).tolist() for seed in (0, 1) for stream in ("unlabeled", "extra")]
     assert len({tuple(batch) for batch in batches}) == 4
+
+
+def test_balanced_rows_have_every_class_equally_often() -> None:
+    labels = torch.tensor([0, 2, 2, 2, 1, 0, 2, -1])
+    rows = balanced(torch.tensor([0, 5, 4, 1, 2, 3, 6]), labels)
+    assert rows.tolist() == [0, 5, 0, 5, 4, 4, 4, 4, 1, 2, 3, 6]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -187,9 +186,6 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path], bef
             typer.echo(f"Before {before.error:.1f} %, now {first.error:.1f} %, {labels}{other}.")
     for directory in directories:
         typer.echo(f"Saved in {directory}")
-    run, folder = shlex.quote(str(directories[0])), first.spec.data.folder is not None
-    others_next = f", crmatch label {run}, or crmatch predict {run} PICTURES..." if folder else ""
-    typer.echo(f"Next: crmatch report {run}{others_next}")
 
 
 def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -167,8 +168,13 @@ def train(
         typer.echo(json.dumps({**values[0], **others}))
     else:
         print_records(ordered, paths, before)
+        best = paths[0]
         if evidence and recipe == "head":
-            typer.echo(f"By cross-validation the better model is {paths[0 if evidence.unlabeled_help else 1]}")
+            best = paths[0 if evidence.unlabeled_help else 1]
+            typer.echo(f"By cross-validation the better model is {best}")
+        run = shlex.quote(str(best))
+        label = f", crmatch label {run} to label more pictures, crmatch predict {run} PICTURES..." if parsed.folder else ""
+        typer.echo(f"Next: crmatch report {run} to see its mistakes{label}")
 
 
 def evaluate(

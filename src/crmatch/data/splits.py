@@ -65,6 +65,13 @@ def given_split(labels: Tensor, unlabeled: UnlabeledRule) -> Split:
     return Split(labeled, torch.cat([labeled, rest]) if unlabeled == "all" else rest)
 
 
+def balanced(labeled: Tensor, labels: Tensor) -> Tensor:
+    """The labeled rows, with those of smaller classes repeated: every class has as many as the largest one."""
+    parts = [labeled[labels[labeled] == label] for label in sorted({*labels[labeled].tolist()})]
+    most = max(len(part) for part in parts)
+    return torch.cat([part.repeat(-(-most // len(part)))[:most] for part in parts])
+
+
 def proportional_counts(available: Sequence[int], total: int) -> list[int]:
     """Labels per class that follow the training distribution, computed as in Google's create_split.
 

@@ -19,7 +19,7 @@ from crmatch.data.folder.load import load_folder
 from crmatch.data.images import DataSet
 from crmatch.data.load import add_labels, load_data
 from crmatch.data.settings import Setting
-from crmatch.data.splits import Split, given_split, make_split
+from crmatch.data.splits import Split, balanced, given_split, make_split
 from crmatch.errors import RequestError
 from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
 from crmatch.methods.base import LossTerms, Models
@@ -111,13 +111,18 @@ class Experiment:
         batches, total = self._batches(), self._total_steps
         return Training(spec.method, network, batches, spec.plan, total, epoch, self.runtime, spec.seed, first)
 
+    def labeled_rows(self) -> Tensor:
+        """The training images that labeled batches are drawn from; with `data.balance`, some of them several times."""
+        labeled = self.split.labeled
+        return balanced(labeled, self.data.train.labels) if self.spec.data.balance else labeled
+
     def _batches(self) -> BatchMaker | FeatureBatches:
         spec, device, plan, strong = self.spec, self.runtime.data_device, self.spec.plan, self.spec.augmentation
         labeled, unlabeled, extra = plan.labeled_batch_size, plan.unlabeled_batch_size, spec.method.extra_batch_size
         return BatchMaker(
             images=self.data.train.images.to(device),
             labels=self.data.train.labels.to(device),
-            labeled=self.split.labeled.to(device),
+            labeled=self.labeled_rows().to(device),
             unlabeled=self.split.unlabeled.to(device),
             views=spec.method.views,
             batch_sizes={"labeled": labeled, "unlabeled": unlabeled, "extra": extra},

@@ -215,7 +215,7 @@ class HeadExperiment(Experiment):
         return FeatureBatches(
             banks=self.banks,
             labels=self.data.train.labels,
-            labeled=self.split.labeled,
+            labeled=self.labeled_rows(),
             unlabeled=self.split.unlabeled,
             device=self.runtime.device,
             dtype=self.runtime.dtype,

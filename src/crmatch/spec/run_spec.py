@@ -28,6 +28,7 @@ class DataSpec(StrictModel):
     labels_checksum: str | None = None  # 8 hex digits for the content of that file or the folder's own: new labels, new run
     image_size: int = Field(32, ge=8, le=512)
     unlabeled: Literal["remaining", "all"] = "remaining"  # whether the unlabeled images exclude or include the labeled ones
+    balance: bool = False  # whether labeled batches have every class equally often, however many labels it has
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
     """The same number of labels for every class, numbers in proportion to the classes, or the data set's published folds."""
     mean: tuple[float, ...] = (0.5,)  # per channel, or one value for all, of pixels scaled to 0..1
@@ -101,6 +102,7 @@ class RunSpec(StrictModel):
             ("plan", "minutes"): None,
             ("plan", "backbone_rate"): 1.0,
             ("data", "code"): None,
+            ("data", "balance"): False,
             ("method", "code"): None,
             ("augmentation", "translation"): "side",
         }

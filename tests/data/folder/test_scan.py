@@ -55,12 +55,12 @@ def test_classes_are_ordered_by_name_before_paths(folder: Path) -> None:
 def test_extensions_in_any_case_are_found_and_hidden_files_are_not(folder: Path) -> None:
     draw(folder, "unlabeled/A.PNG", "unlabeled/B.JpEg", "unlabeled/.hidden.png", "unlabeled/.cache/c.png")
     (folder / "unlabeled" / "notes.txt").write_text("nothing")
-    (folder / "unlabeled" / "IMG_1.HEIC").write_text("nothing")
+    (folder / "unlabeled" / "IMG_1.MP4").write_text("nothing")
     index = scan_folder(folder)
     assert [path for path in index.paths if path.startswith("unlabeled/")] == [
         "unlabeled/A.PNG", "unlabeled/B.JpEg", "unlabeled/deep/er/y.png", "unlabeled/x.png", "unlabeled/z.png",
     ]  # fmt: skip
-    assert index.ignored == {".txt": 1, ".heic": 1}
+    assert index.ignored == {".txt": 1, ".mp4": 1}
 
 
 def test_pictures_outside_the_layout_are_named(folder: Path) -> None:

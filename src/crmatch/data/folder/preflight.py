@@ -192,7 +192,11 @@ def _warnings(index: FolderIndex, report: Preflight, advise_size: bool) -> list[
         (alike, f"classes whose names differ only in case: {join_names(alike)}. If they are the same, use one name"),
         (few == 0, f"no labeled picture of {classes(0)} can be read: training is not possible"),
         (1 in labels.values(), f"only one label for {classes(1)}: a second one would help most"),
-        (many >= UNEVEN * max(few, 1), f"uneven labels: {many:,} for {classes(many)}, {few:,} for {classes(few)}"),
+        (
+            many >= UNEVEN * max(few, 1),
+            f"uneven labels: {many:,} for {classes(many)}, {few:,} for {classes(few)}. If every class matters equally, add "
+            "--set data.balance=true",
+        ),
         (not report.unlabeled, "no unlabeled pictures: the labeled ones are used as unlabeled ones, too"),
         (
             not report.test,
