@@ -21,6 +21,7 @@ from crmatch.runs.record import HEADLINES, describe_error
 
 if TYPE_CHECKING:
     from crmatch.evaluation import Quality
+    from crmatch.runs.calibration import Calibration
     from crmatch.runs.record import RunRecord
     from crmatch.spec.run_spec import RunSpec
 
@@ -188,8 +189,9 @@ def print_records(records: Sequence[RunRecord], directories: Sequence[Path], bef
         typer.echo(f"Saved in {directory}")
 
 
-def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int) -> None:
+def print_evaluation(run: Path, record: RunRecord, quality: Quality, calibration: Calibration | None) -> None:
     """The result of `crmatch evaluate`."""
+    images, fitted = sum(map(sum, quality.confusion)), calibration and calibration.fitted_on == "test"
     print_table(
         [
             {"class": name, "images": sum(row), "error %": "-" if error is None else f"{error:.2f}"}
@@ -199,6 +201,8 @@ def print_evaluation(run: Path, record: RunRecord, quality: Quality, images: int
     typer.echo(
         f"{run}: test error {describe_error(quality.error, images)} on {images:,} images of {record.spec.setting}, "
         f"calibration error {quality.calibration_error:.2f} percentage points"
+        + " (its temperature was fitted on the same images)"
+        * bool(fitted)
     )
 
 

@@ -194,7 +194,7 @@ def evaluate(
     if json_:
         typer.echo(json.dumps({"run": str(run), "test_images": len(test), **quality._asdict()}))
     else:
-        print_evaluation(run, finished.record, quality, len(test))
+        print_evaluation(run, finished.record, quality, finished.model.calibration)
 
 
 def _previous(run: Path, setting: str, method: str, recipe: str | None, backbone: str | None) -> RunRecord:
