@@ -93,6 +93,20 @@ def test_every_choice_is_in_the_file_before_it_is_confirmed(photos: Path) -> Non
     assert {card["n"]: card["l"] for card in cards_of(open_site(photos).get("", "").content)} == shown  # type: ignore[union-attr]
 
 
+def test_class_directories_at_the_top_keep_their_labels_when_labels_csv_begins(tmp_path: Path) -> None:
+    """A labels.csv that names none of the directories makes the folder one heap, so a new one repeats their labels."""
+    folder = write_photos(tmp_path / "photos", labeled=4, unlabeled=6)
+    for directory in (folder / "labeled").iterdir():
+        directory.rename(folder / directory.name)
+    (folder / "labeled").rmdir()
+    site = open_site(folder)
+    row = next(row for row, card in site._cards.items() if card["l"] is None)
+    assert site.post("labels", json.dumps({"label": "new", "pictures": [row]}).encode()) is not None
+    train = read_folder(folder, folder / "labels.csv", tmp_path / "cache", None).train
+    assert set(train.class_names) == {"across", "down", "new"}
+    assert (train.labels >= 0).sum() == 5
+
+
 def test_requests_without_the_token_or_for_another_host_get_nothing(guarded: tuple[LocalServer, Path]) -> None:
     server, _ = guarded
     right, port = server.address, server.server_port
