@@ -153,6 +153,13 @@ TINY: dict[str, Any] = {
     "plan.log_every": 3,
     "plan.checkpoint_every": 4,
 }
+SMALLEST: dict[str, Any] = {
+    **TINY,
+    "network": {"kind": "wide_resnet", "filters": 2, "scales": 1, "repeat": 1},
+    "plan.labeled_batch_size": 2,
+    "plan.unlabeled_batch_size": 4,
+}
+"""A step of a few milliseconds, for tests that train hundreds of runs."""
 
 
 def options(keys: dict[str, Any]) -> list[str]:

@@ -24,25 +24,14 @@ from disk import ERRORS, FATES, Disk, Fate, restore
 from PIL import Image
 from survival_page import write_table
 
-from conftest import TINY, Outcome, exit_code, options
+from conftest import SMALLEST, Outcome, exit_code, options
 from crmatch.data.folder.load import load_folder
 from crmatch.runs.directory import RunDirectory
 from crmatch.training.checkpoint import load_checkpoint
 from finished import result_of, stripes_in, write_photos
 
 STEPS, INTERVAL = 6, 2
-KEYS = {
-    **TINY,
-    "network.filters": 2,
-    "network.scales": 1,
-    "network.repeat": 1,
-    "plan.steps": STEPS,
-    "plan.labeled_batch_size": 2,
-    "plan.unlabeled_batch_size": 4,
-    "plan.evaluate_every": 3,
-    "plan.log_every": 1,
-    "plan.checkpoint_every": INTERVAL,
-}
+KEYS = {**SMALLEST, "plan.steps": STEPS, "plan.evaluate_every": 3, "plan.log_every": 1, "plan.checkpoint_every": INTERVAL}
 """A run of a twentieth of a second."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import TINY, Command, options
+from conftest import SMALLEST, Command, options
 from crmatch.data.spreadsheet import csv_text, guarded, unguarded
 from finished import write_photos
 
@@ -73,7 +73,7 @@ def test_names_that_are_code_are_shown_as_text_and_come_back_from_a_csv_file(
     crmatch: Command, browser: Any, folder: Path, tmp_path: Path
 ) -> None:
     places = ["--data-dir", tmp_path / "data", "--out", tmp_path / "runs"]
-    keys = options({**TINY, "network.filters": 4, "network.repeat": 1, "plan.steps": 4})
+    keys = options({**SMALLEST, "plan.steps": 4})
     train = ["train", folder, "--recipe", "quick", "--image-size", 16, "--no-baseline", *places, *keys]
     assert crmatch(*train).code == 0
     outcome = crmatch("report", tmp_path / "runs", "--data-dir", tmp_path / "data", "--out", tmp_path / "report.html")
@@ -106,4 +106,4 @@ def test_a_guarded_cell_is_no_formula_and_comes_back(text: str) -> None:
     cell = guarded(text)
     assert unguarded(cell) == text
     assert not cell.startswith(("=", "+", "@", "\t"))
-    assert not cell.startswith("-") or float(cell) == -5
+    assert not cell.startswith("-") or cell in ("-5", "-")  # a number, and the label of pictures that are left out

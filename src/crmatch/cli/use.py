@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import shlex
@@ -129,6 +127,7 @@ def suggest(
     """Suggest which unlabeled pictures to label next, with the reasons."""
     from crmatch.atomic_files import write_file
     from crmatch.cli.display import Bar
+    from crmatch.data.spreadsheet import csv_text
     from crmatch.predict.label_suggestions import read_run
     from crmatch.predict.label_suggestions import suggest as choose
 
@@ -138,10 +137,8 @@ def suggest(
     if out is None or json_:
         print_rows([{"picture": item.name, "why": item.reason} for item in found], json_)
     if out is not None:
-        content = io.StringIO(newline="")
         rows = [(item.name, "", item.reason) for item in found] + [(*line, "") for line in reviewed.lines.items()]
-        csv.writer(content, lineterminator="\n").writerows([("path", "label", "why"), *rows])
-        write_file(out, content.getvalue().encode())
+        write_file(out, csv_text([dict(zip(("path", "label", "why"), row, strict=True)) for row in rows]).encode())
         command = _next_command(reviewed.run.record.spec, run, out)
         typer.echo(f"{len(found)} pictures to label: {out}\nFill in the column label, then: {command}", err=json_)
 

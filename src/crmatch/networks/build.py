@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from crmatch.errors import RequestError
-from crmatch.networks.config import AnyNetwork, OwnNetworkConfig, PretrainedConfig
+from crmatch.networks.config import AnyNetwork, NamedNetwork, OwnNetworkConfig, PretrainedConfig
 from crmatch.networks.fast import FastNet
 from crmatch.networks.network import Network, NetworkShape, split_outputs
 from crmatch.networks.pretrained.backbone import PretrainedBackbone
@@ -104,6 +104,13 @@ _BACKBONES: dict[str, Callable[[Any, int, int, Mapping[str, Any] | None], nn.Mod
     "pretrained": _pretrained,
     "own": _own,
 }
+
+
+def weight_shapes(config: NamedNetwork, channels: int) -> dict[str, torch.Size]:
+    """Shapes of a backbone's weights in the network's state, without the memory that the weights would take."""
+    with torch.device("meta"):
+        weights = _BACKBONES[config.kind](config, channels, 0, None).state_dict()
+    return {f"backbone.{name}": weight.shape for name, weight in weights.items()}
 
 
 @contextmanager

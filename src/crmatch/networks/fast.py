@@ -47,7 +47,8 @@ class FastNet(Recomputable):
     def __init__(self, config: FastNetConfig, channels: int) -> None:
         super().__init__()
         components = channels * PATCH**2
-        identity = torch.eye(components).reshape(components, channels, PATCH, PATCH)
+        # On the CPU also in `weight_shapes`: computing with tensors without memory would import torch's compiler.
+        identity = torch.eye(components, device="cpu").reshape(components, channels, PATCH, PATCH)
         self.register_buffer("whitening", torch.cat([identity, -identity]))  # not trained; set by `prepare`
         widths = [2 * components, config.filters, 4 * config.filters, 4 * config.filters]
         self.blocks = nn.Sequential(*(Block(config, before, after) for before, after in itertools.pairwise(widths)))

@@ -25,11 +25,9 @@ from crmatch.errors import CRMatchError, DataError
 from crmatch.evaluation import predict
 from crmatch.losses import sharpen
 from crmatch.networks.attention import AttentionRefiner
-from crmatch.networks.build import build_network
-from crmatch.networks.config import FastNetConfig, NetworkConfig, WideResNetConfig
-from crmatch.networks.fast import FastNet
+from crmatch.networks.build import build_network, weight_shapes
+from crmatch.networks.config import NamedNetwork, NetworkConfig
 from crmatch.networks.network import REFINER, Network, NetworkShape
-from crmatch.networks.wide_resnet import WideResNet
 from crmatch.own_code import name_file
 from crmatch.runs.calibration import Calibration
 from crmatch.runs.directory import MODEL_CONFIG, MODEL_WEIGHTS
@@ -138,10 +136,8 @@ def build_model(content: bytes, config: Mapping[str, Any]) -> Model:
 def _check_size(kind: Any, channels: int, classes: int, weights: Mapping[str, Tensor]) -> None:
     """Refuse a network that is larger than its weights before it takes memory."""
     fits = classes == len(weights["classifier.weight"])
-    if isinstance(kind, WideResNetConfig | FastNetConfig):
-        with torch.device("meta"):
-            backbone = WideResNet(kind, channels) if isinstance(kind, WideResNetConfig) else FastNet(kind, channels)
-            shapes = {f"backbone.{name}": tensor.shape for name, tensor in backbone.state_dict().items()}
+    if isinstance(kind, NamedNetwork):
+        shapes = weight_shapes(kind, channels)
         fits = fits and all(name in weights and weights[name].shape == shape for name, shape in shapes.items())
     if not fits:
         raise ValueError(f"{MODEL_WEIGHTS} does not have the weights of the network in {MODEL_CONFIG}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from crmatch.atomic_files import write_file
 from crmatch.data.folder.scan import COLUMNS, label_lines, normalized
+from crmatch.data.spreadsheet import guarded, unguarded
 from crmatch.errors import DataError, printable
 
 
@@ -39,19 +40,19 @@ def change_labels(file: Path, folder: Path, changes: Mapping[str, str | None]) -
     kept, changed = [header], set()
     for row in rows:
         row += [""] * (len(header) - len(row))
-        written = row[path_at].strip()
+        written = unguarded(row[path_at].strip())
         path = written if written in changes else composed.get(normalized(written, folder))
         if path is not None:
             if path in changed or changes[path] is None:
                 continue
-            row[label_at] = changes[path] or ""
+            row[label_at] = guarded(changes[path] or "")
             changed.add(path)
         kept.append(row)
     for path, label in changes.items():
         if label is not None and path not in changed:
             # Spaces around a cell do not count, so a path that begins with one is written as ./path.
             cells = {"path": path if path == path.strip() else f"./{path}", "label": label}
-            kept.append([cells.get(name, "") for name in names])
+            kept.append([guarded(cells.get(name, "")) for name in names])
     content = io.StringIO(newline="")
     csv.writer(content, delimiter=delimiter, lineterminator="\n").writerows(kept)
     write_file(file, content.getvalue().encode())
