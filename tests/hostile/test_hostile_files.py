@@ -1,0 +1,212 @@
+"""What mutated files of strangers (fuzz.py) have found, one test each, and some hundred mutations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from conftest import Command, write_packed
+from crmatch.atomic_files import checksum, read_file
+from crmatch.data.packed import read_packed
+from crmatch.errors import DataError
+from crmatch.networks.build import build_network, weight_shapes
+from crmatch.networks.config import NETWORKS, NamedNetwork
+from crmatch.networks.pretrained import timm
+from crmatch.predict import model
+from crmatch.runs.directory import RunDirectory
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def change(file: Path, **values: Any) -> None:
+    """Change keys of a JSON file; `a__b` is b in a."""
+    content = json.loads(file.read_text())
+    for key, value in values.items():
+        *sections, leaf = key.split("__")
+        inner = content
+        for section in sections:
+            inner = inner[section]
+        inner[leaf] = value
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.process
+def test_sixty_mutations_of_each_file_end_in_a_result_or_a_message() -> None:
+    """In a process of its own, because it limits its memory and watches its files; make fuzz tries 10,000 of each."""
+    paths = os.pathsep.join([*sys.path, str(TESTS), str(TESTS / "hostile")])
+    command = [sys.executable, str(TESTS / "hostile" / "fuzz.py"), "--count", "60"]
+    found = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("key", ["setting", "data__folder"])
+def test_a_record_or_spec_never_names_code_that_is_imported(
+    crmatch: Command, finished: Path, stripes: Path, tmp_path: Path, key: str
+) -> None:
+    ran = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\ndef run():\n    return None\n")
+    reference = f"{tmp_path}/evil.py:run@4"
+    change(finished / "spec.json", **{key: reference})
+    change(finished / "record.json", **{f"spec__{key}": reference})
+    for command in ("runs", "report", "evaluate", "suggest"):
+        out = ["--out", tmp_path / "report.html"] if command == "report" else []
+        crmatch(command, finished, "--data-dir", stripes, *out)
+    assert crmatch("evaluate", finished, "--data-dir", stripes).code == 2
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"kind": "wide_resnet", "filters": 4096, "scales": 6, "repeat": 64},
+        {"kind": "fast", "filters": 4096},
+        {"kind": "pretrained", "backbone": "hf:somebody/something"},
+        {"kind": "own", "code": "evil.py:run#12345678"},
+    ],
+    ids=lambda network: network["kind"],
+)
+def test_a_network_that_does_not_fit_its_weights_is_never_built(
+    crmatch: Command, finished: Path, stripes: Path, network: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It might take all memory; the name of a pretrained one would start a download."""
+    if network["kind"] != "own":
+        monkeypatch.setattr(model, "build_network", lambda *arguments, **options: pytest.fail("it was built"))
+    change(finished / "config.json", network=network)
+    outcome = crmatch("evaluate", finished, "--data-dir", stripes)
+    assert outcome.code in (2, 3)
+    assert len(outcome.err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_shapes_without_memory_are_those_of_the_network(name: str) -> None:
+    config = NETWORKS[name]
+    if "filters" in type(config).model_fields:
+        config = config.model_copy(update={"filters": 3})
+    assert isinstance(config, NamedNetwork)
+    built = build_network(config, channels=3, image_size=32, classes=5).state_dict()
+    shapes = weight_shapes(config, 3)
+    assert shapes == {key: weight.shape for key, weight in built.items() if key.startswith("backbone.")}
+
+
+@pytest.mark.parametrize(
+    "refiner", [{"prototypes": 10**12, "heads": 1}, {"prototypes": 3, "heads": 10**9}, {"prototypes": 3, "heads": 0}]
+)
+def test_a_refiner_that_does_not_fit_is_refused(
+    crmatch: Command, finished: Path, stripes: Path, refiner: dict[str, int]
+) -> None:
+    change(finished / "config.json", refiner=refiner)
+    outcome = crmatch("evaluate", finished, "--data-dir", stripes)
+    assert outcome.code == 3
+    assert "prototypes and" in outcome.err
+
+
+@pytest.mark.parametrize("value", [float("nan"), 3e38])
+def test_weights_that_predict_no_numbers_are_a_message(crmatch: Command, finished: Path, stripes: Path, value: float) -> None:
+    weights = {
+        name: torch.full_like(tensor, value) if tensor.is_floating_point() else tensor
+        for name, tensor in safetensors.torch.load_file(finished / "model.safetensors").items()
+    }
+    safetensors.torch.save_file(weights, finished / "model.safetensors")
+    change(finished / "config.json", checksum=checksum((finished / "model.safetensors").read_bytes()))
+    outcome = crmatch("evaluate", finished, "--data-dir", stripes)
+    assert outcome.code == 3
+    assert "predictions are not numbers" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["record.json", "config.json", "model.safetensors", "metrics.jsonl"])
+@pytest.mark.parametrize("place", ["/dev/zero", "pipe", "/"])
+def test_a_link_to_something_endless_is_not_read(
+    crmatch: Command, finished: Path, stripes: Path, name: str, place: str
+) -> None:
+    os.mkfifo(finished / "pipe")
+    (finished / name).unlink()
+    (finished / name).symlink_to(place)
+    outcome = crmatch("report", finished, "--data-dir", stripes, "--out", finished / "report.html")
+    assert outcome.code in (0, 3)  # without a model the report has no pictures
+    with pytest.raises(OSError, match="not a regular file"):
+        read_file(finished / name)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("error/ema", "NaN"),
+        ("error/ema", '"low"'),
+        ("loss/total", "[1]"),
+        ("step", '"3"'),
+        ("step", "1.5"),
+        ("mask_rate", "1" + "0" * 400),
+    ],
+)
+def test_curves_are_numbers(finished: Path, line: str, value: str) -> None:
+    directory = RunDirectory(finished)
+    lines = directory.metrics.read_text().splitlines()
+    values = {**json.loads(lines[0]), line: 0}
+    lines[0] = json.dumps(values).replace(f'"{line}": 0', f'"{line}": {value}')
+    directory.metrics.write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"line 1 of .* is damaged"):
+        directory.read_metrics()
+
+
+def test_a_record_whose_parts_do_not_fit_together_is_refused(crmatch: Command, finished: Path, tmp_path: Path) -> None:
+    change(finished / "record.json", class_names=["only one"])
+    outcome = crmatch("report", finished, "--out", tmp_path / "report.html")
+    assert outcome.code == 3
+    assert "not those of 1 classes" in outcome.err
+
+
+def test_names_cannot_command_the_terminal(crmatch: Command, finished: Path, stripes: Path) -> None:
+    name = "a\x1b[2J\x07\u202eb"
+    change(finished / "record.json", spec__method={"name": name})
+    listed = crmatch("runs", finished)
+    assert listed.code == 0, listed.err
+    assert r"a\x1b[2J\x07\u202eb" in listed.out
+    change(finished / "spec.json", recipe=[name])
+    (finished / "record.json").unlink()
+    assert "\x1b" not in crmatch("runs", finished).err
+    assert "\x1b" not in crmatch("train", name).err
+
+
+def test_a_number_of_any_length_is_no_training_image(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.csv"
+    labels.write_text(f"path,label\n{'9' * 5000},stripe 1\n")
+    outcome = crmatch("train", "stripes@2", "--data-dir", stripes, "--out", tmp_path, "--labels", labels, "--steps", 1)
+    assert outcome.code == 3
+    assert "is not a training image" in outcome.err
+
+
+def test_labels_that_go_up_to_trillions_make_no_trillion_classes(tmp_path: Path) -> None:
+    file = write_packed(tmp_path / "set.npz", class_names=None)
+    arrays = {**np.load(file)}
+    arrays["train_labels"][0] = 10**12
+    np.savez(file, **arrays)
+    with pytest.raises(DataError, match="go up to 1000000000000 for 36 images"):
+        read_packed(file)
+
+
+def test_an_archive_that_expands_a_thousandfold_is_refused_before_it_does(tmp_path: Path) -> None:
+    file = write_packed(tmp_path / "set.npz", train_images=np.zeros((70_000, 32, 32, 1), np.uint8))
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(DataError, match=r"train_images\.npy would expand more than 100-fold"):
+        read_packed(file)
+
+
+def test_an_architecture_of_timm_names_no_other_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timm, "_library", lambda name: pytest.fail("it was asked for"))
+    for name, arguments in (("hf-hub:somebody/model", {}), ("resnet18", {"checkpoint_path": "/tmp/evil.pt"})):
+        with pytest.raises(DataError, match="names other files"):
+            timm.build({"architecture": name, "model_args": arguments, "pretrained_cfg": {}})
