@@ -93,7 +93,7 @@ def test_a_run_without_a_test_set_shows_its_least_certain_unlabeled_images(crmat
     assert "<h3>Error by class" not in page
     assert "Pseudo-labels used" in page  # how good they are, nobody knows
     assert "true classes" not in page
-    links = re.findall(r'<a href="(file://[^"]+)" title="(unlabeled/\d\d\.jpg)">(\d\d\.jpg)</a>', page)
+    links = re.findall(r'<a href="(file://[^"]+)" title="(unlabeled/\d\d\.jpg)"><bdi>(\d\d\.jpg)</bdi></a>', page)
     assert len(links) == 12
     assert all(Path(url2pathname(link.removeprefix("file://"))) == folder / path for link, path, _ in links)
 
@@ -107,7 +107,9 @@ def test_mistakes_on_test_pictures_name_their_files_and_full_classes(crmatch: Co
     run = train_tiny(tmp_path / "runs", tmp_path / "cache", setting=str(folder), **{"plan.steps": 4})
     page = write(crmatch, tmp_path / "r.html", run, "--data-dir", tmp_path / "cache")
     mistakes = page.partition("Most confident mistakes")[2].partition("</section>")[0]
-    shown = re.findall(r'title="test/([^"]+)/(\d\d)\.jpg">\d\d\.jpg</a>.*?true: ([^<]+)</span>', mistakes, re.DOTALL)
+    shown = re.findall(
+        r'title="test/([^"]+)/(\d\d)\.jpg"><bdi>\d\d\.jpg</bdi></a>.*?true: <bdi>([^<]+)</bdi>', mistakes, re.DOTALL
+    )
     record = read_record(run)
     assert record.error
     assert len(shown) == round(record.error / 100 * record.test_images)

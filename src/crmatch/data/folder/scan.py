@@ -29,6 +29,7 @@ METADATA_FILE = "metadata.csv"  # the same in Hugging Face's image folders, at t
 HELD_OUT_FILE = "held-out.csv"  # labeled pictures that serve as the test set, see hold_out.py
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 COLUMNS = {"file_name": "path", "class": "label"}  # other names of the columns of a labels file
+MOST_BYTES = 64 << 20  # of a labels file: a million pictures
 UNLABELED, LEFT_OUT = -1, -2  # as in `crmatch.data.images`, which imports torch
 LEAVE_OUT = "-"
 """In labels.csv: a picture that is not used, neither as a labeled nor as an unlabeled one."""
@@ -290,6 +291,10 @@ def _read_labels(file: Path, walk: _Walk, test: dict[str, str]) -> dict[str, str
 def label_lines(file: Path) -> list[tuple[str, str]]:
     """(path, label) of each line of a CSV file with these columns; a label may be empty."""
     try:
+        if file.is_file() and file.stat().st_size > MOST_BYTES:
+            raise DataError(
+                f"{file} has more than {MOST_BYTES >> 20} MB.\nA line is a path and a label; remove what else it has."
+            )
         text = read_file(file).decode("utf-8-sig")
         delimiter = ";" if ";" in text.partition("\n")[0] else ","
         rows = (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row)
