@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from crmatch.analysis.finished_run import open_run
 from crmatch.data.settings import parse_setting
-from crmatch.evaluation import measure
+from crmatch.evaluation import measure, predict
 from crmatch.losses import sharpen
 from crmatch.runs.calibration import fit_temperature
 from crmatch.runs.run import run
@@ -55,8 +55,9 @@ def one_split(setting: str, method: str, name: str, split: int, workspace: Works
     spec = replace(recipe(parse_setting(setting, workspace.data_dir), method, name), split=split)
     run(spec, workspace)
     finished = open_run(workspace.run_directory(spec).path, workspace)
-    labels, before = finished.test.labels, finished.model.outputs(finished.test.images)[0]
-    calibration = finished.model.calibration
+    model, labels = finished.model, finished.test.labels
+    before, _ = predict(model.network, finished.test.images, model.normalizer)
+    calibration = model.calibration
     assert calibration is not None
     after = sharpen(before, calibration.temperature)
     if calibration.fitted_on == "test":

@@ -136,23 +136,22 @@ def split_data(
 def import_labels(
     export: Annotated[Path, typer.Argument(metavar="EXPORT", help="Label Studio's JSON or CSV, CVAT's XML, or another table.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the pictures.")],
-    out: Annotated[Path | None, typer.Option("--out", help="File to write (default: labels.csv in FOLDER).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write or change (default: labels.csv in FOLDER).")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Write labels.csv from an export of Label Studio or CVAT."""
-    from crmatch.atomic_files import write_file
+    """Write labels.csv from an export of Label Studio or CVAT; lines of other pictures in it stay."""
     from crmatch.data.folder.importers import read_export
-    from crmatch.data.folder.scan import LABELS_FILE, join_names, label_text
+    from crmatch.data.folder.labels_file import change_labels
+    from crmatch.data.folder.scan import LABELS_FILE, join_names
 
     target = out or folder / LABELS_FILE
-    if target.exists() or not folder.is_dir():
-        reason = f"{target} exists" if folder.is_dir() else f"there is no folder {folder}"
-        raise RequestError(f"{reason}.\nName the folder of the pictures, and a new file by --out.")
+    if not folder.is_dir():
+        raise RequestError(f"there is no folder {folder}.\nName the folder of the pictures.")
     labels, missing, unclear = read_export(export, folder)
     if not labels:
         names = join_names(missing or unclear, 3) or "none"
         raise DataError(f"{export} has no label for a picture in {folder} (its pictures: {names}).\nName the right folder.")
-    write_file(target, label_text(labels).encode())
+    change_labels(target, folder, labels)
     if json_:
         typer.echo(json.dumps({"file": str(target), "labels": len(labels), "missing": missing, "unclear": unclear}))
         return

@@ -68,7 +68,9 @@ def test_the_command_writes_labels_that_a_folder_is_trained_with(crmatch: Comman
     assert "3 labels of 2 classes" in outcome.out
     assert "1 left out, not found in the folder: 9.png" in outcome.err
     assert scan_folder(folder).class_names == ("cat", "dog")
-    assert crmatch("data", "import", tmp_path / "export.xml", folder).code == 2  # it is not overwritten
+    (folder / "labels.csv").write_text("path,label\n4.png,bird\n3.png,bird\n")
+    assert crmatch("data", "import", tmp_path / "export.xml", folder).code == 0
+    assert (folder / "labels.csv").read_text().splitlines()[1:3] == ["4.png,bird", "3.png,cat"]
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}', "<a", "id,name\n1,2\n"])

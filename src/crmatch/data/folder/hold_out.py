@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from crmatch.atomic_files import write_file
-from crmatch.data.folder.scan import HELD_OUT_FILE, FolderIndex, label_text, scan_folder
+from crmatch.data.folder.labels_file import change_labels
+from crmatch.data.folder.scan import HELD_OUT_FILE, FolderIndex, scan_folder
 
 SHARE = 5
 """One of so many labeled pictures of each class is held out."""
@@ -32,5 +32,5 @@ def hold_out(folder: Path, labels_file: Path | None = None) -> int:
         chosen = np.sort(np.random.default_rng([0, label]).permutation(rows)[:count])
         held_out |= {index.paths[row]: index.class_names[label] for row in chosen}
     if counts:
-        write_file(index.folder / HELD_OUT_FILE, label_text(held_out).encode())
+        change_labels(index.folder / HELD_OUT_FILE, index.folder, held_out)
     return sum(counts)

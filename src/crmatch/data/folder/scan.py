@@ -12,7 +12,7 @@ import posixpath
 import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from crmatch.atomic_files import read_file
 from crmatch.data.folder.decode import EXTENSIONS
-from crmatch.data.spreadsheet import csv_text, unguarded
+from crmatch.data.spreadsheet import unguarded
 from crmatch.errors import DataError, RequestError, printable
 
 LABELS_FILE = "labels.csv"
@@ -309,11 +309,6 @@ def label_lines(file: Path) -> list[tuple[str, str]]:
     except (OSError, UnicodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}.\nSave it as CSV in UTF-8.") from error
     return [(path, label) for path, label in lines if path]
-
-
-def label_text(labels: Mapping[str, str]) -> str:
-    """The content of a labels file with these labels by path."""
-    return csv_text([{"path": path, "label": label} for path, label in labels.items()])
 
 
 def normalized(path: str, folder: Path) -> str:
