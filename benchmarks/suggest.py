@@ -30,6 +30,8 @@ RECORDS = RESULTS / "records" / "suggest"
 RECIPES = {"digits@4": "quick", "eurosat_small@4": "head"}
 SPLITS, COUNT, DRAWS = 5, 20, 3
 Errors = dict[str, float]
+VERDICTS = {"holds": "suggested labels are better", "does not hold": "random labels are better"}
+VERDICTS |= dict.fromkeys(("undecided", "not tested"), "undecided")
 
 
 def trained(setting: str, split: int, workspace: Workspace, labels: Path | None = None) -> tuple[float, Path]:
@@ -82,7 +84,7 @@ def section(setting: str, rows: list[Errors]) -> str:
         *(f"| {number} | " + " | ".join(f"{value:.2f}" for value in row.values()) + " |" for number, row in enumerate(rows, 1)),
         "| mean | " + " | ".join(f"**{value:.2f}**" for value in means.values()) + " |",
         "",
-        f"Suggested labels are better than random ones by {gain.mean:.2f} points (95 % interval {interval}, n = {gain.n}).",
+        f"Random minus suggested: {gain.mean:.2f} points (95 % interval {interval}, n = {gain.n}): {VERDICTS[gain.verdict]}.",
     ]
     return "\n".join(lines)
 
