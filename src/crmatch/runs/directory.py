@@ -158,7 +158,11 @@ def train_command(spec: RunSpec, setting: Setting, *options: str) -> str:
     words += ["--network", reference_to(spec.network.code)] if isinstance(spec.network, OwnNetworkConfig) else []
     words += ["--split", str(spec.split)] if spec.split != 1 else []
     words += ["--seed", str(spec.seed)] if spec.seed else []
-    for key, value in changed_keys(spec, setting).items():
+    changed = changed_keys(spec, setting)
+    if "network.kind" in changed:  # a network of another kind has other keys, so it is given as a whole
+        changed = {key: value for key, value in changed.items() if not key.startswith("network.")}
+        changed["network"] = spec.network.model_dump(mode="json")
+    for key, value in changed.items():
         text = value if isinstance(value, str) else json.dumps(value)
         option = {"plan.steps": "--steps", "plan.minutes": "--minutes"}.get(key)
         words += [option, text] if option and value else ["--set", f"{key}={text}"]
