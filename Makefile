@@ -10,7 +10,7 @@ comma := ,
 INSTALLED := .venv/installed-$(subst $(comma),-,$(EXTRAS))
 ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard-mlflow-wandb-pretrained
 
-.PHONY: demo demo-photos docs results quick test slow-test release-check crash-test crash-points lint types format clean
+.PHONY: demo demo-photos docs results quick test slow-test release-check crash-test crash-points restarts soak fuzz lint types format clean
 
 # Train on 40 labeled digits and write report.html: two to three minutes.
 demo: $(INSTALLED)
@@ -54,6 +54,18 @@ crash-test: $(INSTALLED)
 # Crash, or fail, at every file operation of the commands that write: 20 minutes.
 crash-points: $(INSTALLED)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/crash/points.py
+
+# Kill ranks of torchrun, start eight commands at once: 5 minutes.
+restarts: $(INSTALLED)
+	PYTHONPATH=tests $(BIN)/python tests/crash/processes.py
+
+# 20,000 steps of four runs: memory, open files and time per step stay the same: 20 minutes.
+soak: .venv/installed-dev-tensorboard
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/crash/soak.py
+
+# 10,000 mutations of every file that may come from a stranger: an hour.
+fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/crash $(BIN)/python tests/hostile/fuzz.py --page
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

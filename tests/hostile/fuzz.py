@@ -45,10 +45,10 @@ class TooSlowError(BaseException):
 
 
 class Target(NamedTuple):
-    """A file, how it is changed, and the commands that read it, one after the other."""
+    """A file, how it is changed, and the commands that read it, one after the other; or a folder."""
 
     file: Path
-    mutate: Callable[[bytes, random.Random], bytes]
+    mutate: Callable[[bytes, random.Random], bytes] | None
     commands: list[list[object]]
 
 
@@ -90,6 +90,7 @@ class Sandbox:
             "metrics.jsonl, resumed": Target(unfinished / "metrics.jsonl", mutations.mutate_lines, [resumed]),
             "labels.csv of a folder": Target(photos / "labels.csv", mutations.mutate_csv, [check]),
             "labels.csv of a data set": Target(numbers, mutations.mutate_csv, [with_labels]),
+            "folder of pictures": Target(photos, None, [check]),
             ".npz": Target(self.data_dir / "stripes.npz", mutations.mutate_npz, [["data", "check", "stripes", *data], fresh]),
         }
         os.mkfifo(self.root / "pipe")
@@ -101,7 +102,7 @@ class Sandbox:
             if path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(OSError):
                     path.rmdir()
-            elif path not in self.pristine and not path.is_fifo():
+            elif path not in self.pristine and path != self.root / "pipe":
                 path.unlink()
         for path, content in self.pristine.items():
             if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
@@ -112,6 +113,9 @@ class Sandbox:
 
     def spoil(self, target: Target, source: random.Random) -> None:
         """Change the file; a model file also in the configuration that names its checksum, or a link instead of it."""
+        if target.mutate is None:
+            mutations.mutate_folder(target.file, source)
+            return
         content = target.mutate(self.pristine[target.file], source)
         if source.randrange(100) == 0:
             target.file.unlink()
@@ -222,7 +226,9 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         sys.addaudithook(_audit)
         for name in [name for name in sandbox.targets if chosen.only in name]:
-            cases = [sandbox.attack(name, turn) for turn in range(chosen.first, chosen.first + chosen.count)]
+            # Decoding pictures starts processes, so there are fewer folders.
+            count = chosen.count if sandbox.targets[name].mutate else max(1, chosen.count // 10)
+            cases = [sandbox.attack(name, turn) for turn in range(chosen.first, chosen.first + count)]
             found, read = [said for _, said in cases if said], sum(code == 0 for code, _ in cases)
             failed |= bool(found)
             rows.append((name, len(cases), read, len(cases) - read - len(found), len(found)))

@@ -6,8 +6,11 @@ import copy
 import csv
 import io
 import json
+import os
 import struct
 import zipfile
+import zlib
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -245,3 +248,35 @@ def mutate_npz(content: bytes, source: Random) -> bytes:
             kind = zipfile.ZIP_DEFLATED if len(member_content) > 10**7 else archive.compression
             archive.writestr(source.choice(("", "", "", "", "../", "/")) + f"{key}.npy", member_content, kind)
     return file.getvalue()
+
+
+def mutate_folder(folder: Path, source: Random) -> None:
+    """Add one to three strange things to a folder of pictures."""
+    for number in range(source.randint(1, 3)):
+        place = folder / source.choice(("labeled/across", "labeled", "unlabeled", "test/down", "."))
+        name = source.choice(
+            (f"{number}.png", f"\x1b[2J{number}.jpg", "line\nbreak.gif", "\udcff.png", "x" * 251 + ".png", "-rf.bmp")
+        )
+        kind = source.randrange(8)
+        if kind == 0:
+            goals = ("/dev/zero", "/etc/passwd", "/nowhere", "..", "../labeled", name, "/proc/self/fd", folder)
+            (place / name).symlink_to(source.choice(goals))
+        elif kind == 1:
+            os.mkfifo(place / name)
+        elif kind == 2:
+            (place / "/".join(["deep"] * source.choice((50, 400)))).mkdir(parents=True)
+        elif kind == 3:
+            (place / f"class {name[:60]}").mkdir()
+        elif kind == 4:  # a picture whose header promises 2**31 times 2**31 pixels
+            header = struct.pack(">II5B", 2**31 - 1, 2**31 - 1, 8, 2, 0, 0, 0)
+            chunk = struct.pack(">I", len(header)) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+            (place / name).write_bytes(b"\x89PNG\r\n\x1a\n" + chunk)
+        elif kind == 5:
+            (place / name).write_bytes(source.choice((b"", b"GIF89a", source.randbytes(1000), b"II*\x00" + b"\xff" * 100)))
+        elif kind == 6 and (found := sorted((folder / "unlabeled").glob("*.jpg"))):
+            chosen = source.choice(found)
+            chosen.write_bytes(mutate_bytes(chosen.read_bytes(), source))
+        else:
+            for file in sorted((folder / source.choice(("test/down", "labeled/down", "unlabeled"))).iterdir()):
+                if not file.is_dir():
+                    file.unlink()

@@ -49,19 +49,24 @@ def test_sixty_mutations_of_each_file_end_in_a_result_or_a_message() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("key", ["setting", "data__folder"])
+@pytest.mark.parametrize("key", ["setting", "data__folder", "method__name"])
 def test_a_record_or_spec_never_names_code_that_is_imported(
     crmatch: Command, finished: Path, stripes: Path, tmp_path: Path, key: str
 ) -> None:
     ran = tmp_path / "ran"
-    (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\ndef run():\n    return None\n")
-    reference = f"{tmp_path}/evil.py:run@4"
+    (tmp_path / "evil.py").write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\ndef run():\n    return None\n")
+    reference = f"{tmp_path}/evil.py:run" + ("" if key == "method__name" else "@4")
     change(finished / "spec.json", **{key: reference})
     change(finished / "record.json", **{f"spec__{key}": reference})
-    for command in ("runs", "report", "evaluate", "suggest"):
-        out = ["--out", tmp_path / "report.html"] if command == "report" else []
-        crmatch(command, finished, "--data-dir", stripes, *out)
-    assert crmatch("evaluate", finished, "--data-dir", stripes).code == 2
+    out = ["--out", tmp_path / "out"]
+    for command in (
+        ["runs", finished],
+        ["report", finished, *out],
+        ["suggest", finished],
+        ["train", "stripes@2", "--from", finished],
+    ):
+        crmatch(*command, "--data-dir", stripes)
+    assert crmatch("train", "stripes@2", "--config", finished / "spec.json", *out, "--data-dir", stripes).code == 2
     assert not ran.exists()
 
 

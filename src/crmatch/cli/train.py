@@ -199,6 +199,7 @@ def evaluate(
 
 def _previous(run: Path, setting: str, method: str, recipe: str | None, backbone: str | None) -> RunRecord:
     """The record of the round before, which must have been trained on the same data and in the same way."""
+    from crmatch.methods.base import StoredMethod
     from crmatch.own_code import short_name
     from crmatch.runs.finished import read_record
 
@@ -211,6 +212,8 @@ def _previous(run: Path, setting: str, method: str, recipe: str | None, backbone
     for option, (value, there) in asked.items():
         if value not in (None, there) and (option, value) != ("method", "crmatch"):
             raise RequestError(f"{run} was trained with {option} {there}, not {value}.\nLeave out --{option} or --from.")
+    if isinstance(spec.method, StoredMethod) and method == "crmatch":  # a record must not name the file that is imported
+        raise spec.method.not_here()
     return record
 
 

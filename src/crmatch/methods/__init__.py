@@ -168,7 +168,9 @@ def parse_method(values: Mapping[str, Any], stored: bool) -> Method:
         if not stored and name in installed_methods():
             _origin(method_class(name))  # imports it, so that its code is here
         return find(code)(**values) if is_here(code) else StoredMethod(**values)
-    return StoredMethod(**values) if stored and name not in METHODS else build_method(name, values)
+    # A file is imported only if its code is given, too, and was named in this process (`is_here`).
+    is_known = name in METHODS or not (stored or is_reference(name))
+    return build_method(name, values) if is_known else StoredMethod(**values)
 
 
 def title_of(method: Method) -> str:

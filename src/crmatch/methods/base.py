@@ -220,13 +220,14 @@ class StoredMethod(Method):
     @property
     def views(self) -> tuple[View, ...]:
         """Not known."""
-        raise self._unknown()
+        raise self.not_here()
 
     def loss(self, batch: Batch, models: Models, step: Step) -> LossTerms:
         """Not known."""
-        raise self._unknown()
+        raise self.not_here()
 
-    def _unknown(self) -> RequestError:
+    def not_here(self) -> RequestError:
+        """The error for using the method."""
         found = f"the method {self.name} is known from its runs only: its code is not here"
         return RequestError(f"{found}.\nInstall it, or name its file: --method PATH/mine.py:ClassName")
 
