@@ -12,7 +12,7 @@ ALL_INSTALLED := .venv/installed-dev-onnx-ray-tensorboard-mlflow-wandb-pretraine
 
 .PHONY: demo demo-photos docs results quick test slow-test release-check crash-test crash-points restarts soak fuzz lint types format clean
 
-# Train on 40 labeled digits and write report.html: two to three minutes.
+# Train on 40 labeled digits and write report.html: about a minute.
 demo: $(INSTALLED)
 	$(BIN)/crmatch train digits@4 --baseline
 	$(BIN)/crmatch report runs/digits@4/crmatch/split1-seed0 --out report.html
