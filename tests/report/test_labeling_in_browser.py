@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import http.client
+import itertools
 import json
 import re
 import subprocess
@@ -88,15 +90,13 @@ def kill_while_labeling(process: subprocess.Popen[str], address: str, pictures: 
     row = {card["n"]: card["i"] for card in cards_of(ask(address, "")[1])}
     threading.Timer(0.5, process.kill).start()
     confirmed = []
-    try:
-        for picture in pictures:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        for picture in itertools.cycle(pictures):  # a fast server has answered for all of them before it is killed
             if ask(address, "labels", {"label": "", "pictures": [row[picture]]})[0] == 200:
                 confirmed.append(picture)
-    except (OSError, http.client.HTTPException):
-        assert confirmed
-        process.communicate()
-        return confirmed
-    pytest.fail("the server was not killed")
+    assert confirmed
+    process.communicate()
+    return confirmed
 
 
 def wait(browser: Any, condition: Callable[[], object]) -> None:
