@@ -1,7 +1,7 @@
 """A shallow, wide network for minutes of training on a CPU, after the ideas of KellerJordan/cifar10-airbench.
 
 Few wide layers use a CPU better than many narrow ones, pooling before batch norm leaves a quarter of the pixels to normalize,
-and a first layer that whitens 2x2 patches need not be learned. Its weights are initialized in build.py.
+and the kernels of a first layer that whitens 2x2 patches need not be learned. Its weights are initialized in build.py.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class FastNet(Recomputable):
         # On the CPU also in `weight_shapes`: computing with tensors without memory would import torch's compiler.
         identity = torch.eye(components, device="cpu").reshape(components, channels, PATCH, PATCH)
         self.register_buffer("whitening", torch.cat([identity, -identity]))  # not trained; set by `prepare`
+        self.bias = nn.Parameter(torch.zeros(2 * components))
         widths = [2 * components, config.filters, 4 * config.filters, 4 * config.filters]
         self.blocks = nn.Sequential(*(Block(config, before, after) for before, after in itertools.pairwise(widths)))
 
@@ -67,5 +68,5 @@ class FastNet(Recomputable):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature map (N, D, h, w) of normalized images (N, C, H, W)."""
-        x = F.gelu(F.conv2d(images, self.whitening))
+        x = F.gelu(F.conv2d(images, self.whitening, self.bias))
         return self.run_blocks([*self.blocks], GROUP, x)
