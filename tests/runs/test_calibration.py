@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 
 from conftest import Command, Trained
 from crmatch.evaluation import measure
@@ -125,3 +126,9 @@ def test_an_error_that_the_pictures_cannot_vouch_for_is_refused_with_the_lowest_
     assert outcome.code == 0, outcome.err
     assert f"at most {lowest} % of such answers are wrong (with 80% certainty), judged by the 18 test pictures" in outcome.err
     assert crmatch("predict", trained.run, photo, "--abstain-error", "5", "--abstain", "0.5").code == 2
+
+
+@pytest.mark.parametrize("first", [(9, 10), (3, -1), (10**30, 5)])
+def test_a_file_with_impossible_counts_is_refused(first: tuple[int, int]) -> None:
+    with pytest.raises(ValidationError, match="impossible number"):
+        Calibration(temperature=1, fitted_on="test", fitted_images=9, measured_on="test", answers=[first, *[(0, 0)] * 99])

@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 import torch.nn.functional as F  # noqa: N812
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from crmatch.evaluation import reliability
@@ -15,6 +15,7 @@ from crmatch.strict_model import StrictModel
 
 LEVELS = 100
 """Answers are counted in so many equal bins of confidence."""
+MOST_ANSWERS = 10**9
 CERTAINTY = 0.8
 """Probability with which the error of the answers above a chosen confidence is as low as asked for."""
 Source = Literal["labels", "test"]
@@ -32,6 +33,13 @@ class Calibration(StrictModel):
     measured_on: Source
     answers: list[tuple[int, int]] = Field(min_length=LEVELS, max_length=LEVELS)
     """By hundredths of confidence, the number of answers and of right answers."""
+
+    @field_validator("answers")
+    @classmethod
+    def _check_answers(cls, answers: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        if not all(0 <= right <= count <= MOST_ANSWERS for count, right in answers):
+            raise ValueError("has more right answers than answers, or an impossible number of them")
+        return answers
 
     def above(self, confidence: float) -> tuple[int, int]:
         """Number of answers of at least this confidence (rounded up to hundredths), and of right ones among them."""
