@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,9 @@ TIMED = {
 SIDE = 1024
 
 
-def parts(command: list[str]) -> tuple[float, Counter[str]]:
+def parts(command: list[str]) -> tuple[float, dict[str, float]]:
     """Seconds of the whole command, and of its parts."""
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:

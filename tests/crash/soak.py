@@ -36,9 +36,12 @@ MOST = {"MiB": 1.02, "open files": 1.0, "ms per step": 1.25}
 
 
 def sample(began: float) -> dict[str, float]:
-    """Memory (PSS) and open files of this process, and its processor time per step since `began`."""
+    """Memory and open files of this process, and its processor time per step since `began`.
+
+    Memory is the proportional set size (PSS) without mapped files: the share of libraries depends on what other processes run.
+    """
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    pss = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    pss = next(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
     files, seconds = len(os.listdir("/proc/self/fd")), time.process_time() - began
     return {"MiB": pss / 1024, "open files": files, "ms per step": seconds * 1e3 / EVERY}
 

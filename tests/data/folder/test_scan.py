@@ -13,7 +13,7 @@ import pytest
 from picture_corpus import draw, draw_photos
 
 from crmatch.data.folder.hold_out import hold_out
-from crmatch.data.folder.scan import scan_folder
+from crmatch.data.folder.scan import _Walk, scan_folder
 from crmatch.errors import CRMatchError, DataError, RequestError
 
 
@@ -126,6 +126,22 @@ def test_directories_that_cannot_be_read_are_reported(folder: Path, monkeypatch:
     index = scan_folder(folder)
     assert [(named.path, named.reason) for named in index.skipped] == [("unlabeled/deep", "permission denied")]
     assert index.training == 5
+
+
+def test_a_directory_that_is_removed_during_the_scan_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "unlabeled" / "gone").mkdir()
+    visit = _Walk._visit
+
+    def visit_and_remove(walk: _Walk, entry: os.DirEntry[str], relative: str) -> bool:
+        is_directory = visit(walk, entry, relative)
+        if entry.name == "gone":
+            os.rmdir(entry.path)
+        return is_directory
+
+    monkeypatch.setattr(_Walk, "_visit", visit_and_remove)
+    assert [(named.path, named.reason) for named in scan_folder(folder).skipped] == [
+        ("unlabeled/gone", "no such file or directory")
+    ]
 
 
 def test_wrong_folders_are_answered_in_two_lines(tmp_path: Path, folder: Path) -> None:

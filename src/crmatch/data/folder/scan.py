@@ -220,7 +220,11 @@ class _Walk:
                 continue
             for entry in sorted(directories, key=lambda entry: entry.name):
                 path = posixpath.join(relative, entry.name)
-                target = _identity(entry.stat())
+                try:
+                    target = _identity(entry.stat())
+                except OSError as error:  # it was removed meanwhile
+                    self.skip(path, str(error.strerror).lower())
+                    continue
                 if entry.is_symlink() and (target in ancestors or target in self._linked):
                     self.skip(path, "a circular link" if target in ancestors else "a second link to the same directory")
                     continue
