@@ -377,7 +377,8 @@ def test_keys_that_came_later_rename_no_run() -> None:
     ("evidence", "words"),
     [
         (Evidence(30, 22, 40, 10), ["30 % error from the labels alone, 22 % with the unlabeled images", "images help"]),
-        (Evidence(22, 30, 40, 10), ["the labels alone are the better choice"]),
+        (Evidence(22, 30, 40, 10), ["the labels alone are the better choice"]),  # a standard error is 6.5 points
+        (Evidence(22, 28, 40, 10), ["28 % with the unlabeled images, which is no clear difference"]),
         (Evidence(78, 80, 40, 10), ["hardly separate these classes", "--backbone none"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -37,8 +38,11 @@ class Evidence(NamedTuple):
 
     @property
     def unlabeled_help(self) -> bool:
-        """Whether the classifier that uses unlabeled images is at least as good."""
-        return self.semi_supervised <= self.supervised
+        """Whether the classifier that uses unlabeled images is not worse by more than a standard error.
+
+        It usually is the better one, which a few held-out labels cannot refute by a small difference.
+        """
+        return self.semi_supervised <= self.supervised + standard_error(self.supervised, self.labels)
 
     @property
     def features_fit(self) -> bool:
@@ -52,7 +56,8 @@ class Evidence(NamedTuple):
         if self.supervised == self.semi_supervised:
             lines = [f"{found}, and the same with the unlabeled images."]
         else:
-            kept = "so the unlabeled images help" if self.unlabeled_help else "so the labels alone are the better choice here"
+            kept = "so the unlabeled images help" if self.semi_supervised < self.supervised else "which is no clear difference"
+            kept = kept if self.unlabeled_help else "so the labels alone are the better choice here"
             lines = [f"{found}, {self.semi_supervised:.0f} % with the unlabeled images, {kept}."]
         if not self.features_fit:
             lines.append(
@@ -60,6 +65,11 @@ class Evidence(NamedTuple):
                 "Train longer (--minutes 30), train from scratch (--backbone none), or label more images."
             )
         return lines
+
+
+def standard_error(error: float, labels: int) -> float:
+    """Of an error of p percent on n labels, in percent: sqrt(p (100 - p) / n), or one label if that is more."""
+    return max(100 / labels, math.sqrt(error * (100 - error) / labels))
 
 
 def compare(supervised: RunRecord, semi_supervised: RunRecord) -> Evidence | None:

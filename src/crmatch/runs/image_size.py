@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from crmatch.networks.pretrained.backbone import root, standardize
 from crmatch.networks.pretrained.inference import feature_function
 from crmatch.networks.pretrained.load import load_body
 from crmatch.runs.cost import pretrained_seconds
-from crmatch.runs.cross_validation import folds
+from crmatch.runs.cross_validation import folds, standard_error
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import RunSpec, replace
 
@@ -64,8 +63,8 @@ def choose_image_size(spec: RunSpec, setting: Setting, workspace: Workspace, sec
 
 def largest_without_loss(errors: dict[int, float], labels: int) -> int:
     """The largest size whose error (percent) is at most one standard error, or one label if that is more, above the lowest."""
-    lowest = min(errors.values()) / 100
-    limit = 100 * (lowest + max(1 / labels, math.sqrt(lowest * (1 - lowest) / labels)))
+    lowest = min(errors.values())
+    limit = lowest + standard_error(lowest, labels)
     return max(size for size, error in errors.items() if error <= limit + 1e-9)
 
 
