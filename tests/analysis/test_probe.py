@@ -126,7 +126,11 @@ def test_the_command_measures_all_five_and_repeats_to_the_digit(crmatch: Command
     assert outcome.code == 0, outcome.err
     answer = json.loads(outcome.out)
     assert list(answer) == ["run", *TRANSFORMATIONS, probe.STRONG_AGAINST_WEAK]
-    again = probe.probe(run, Workspace.at(data_dir=data_dir), repeats=1)
+    steps: list[tuple[int, int]] = []
+    again = probe.probe(
+        run, Workspace.at(data_dir=data_dir), repeats=1, progress=lambda done, total: steps.append((done, total))
+    )
+    assert steps == [(done, 5) for done in range(5)]
     assert {name: summary._asdict() for name, summary in again.items()} == {k: v for k, v in answer.items() if k != "run"}
     assert all(0 <= summary.mean <= 100 and summary.n == 1 for summary in again.values())
     assert crmatch("probe", run, "--repeats", 0).code == 2

@@ -72,9 +72,11 @@ def test_use_model_gives_the_same_classes_and_confidences_without_crmatch(
     about = session.get_modelmeta().custom_metadata_map
     assert about["calibration"].startswith(f"temperature {model.calibration.temperature:.2f}, fitted on the test set")
     assert "center crop" in about["resize"]
-    command = [sys.executable, "-c", WITHOUT_CRMATCH, tmp_path / "use_model.py", tmp_path / "m.onnx", *paths]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows = list(csv.reader(printed.splitlines()))
+    files = [tmp_path / "use_model.py", tmp_path / "m.onnx", tmp_path / "gone.jpg", *paths]
+    command = [sys.executable, "-c", WITHOUT_CRMATCH, *files]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "gone.jpg" in printed.stderr
+    rows = list(csv.reader(printed.stdout.splitlines()))
     expected = model.predict(paths)
     assert [row[:2] for row in rows] == [[str(path), one.class_name] for path, one in zip(paths, expected, strict=True)]
     assert [float(row[2]) for row in rows] == pytest.approx([one.confidence for one in expected], abs=2e-4)

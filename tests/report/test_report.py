@@ -19,6 +19,7 @@ from crmatch.report.charts import Series, line_chart, round_marks
 from crmatch.report.page import find_baseline, spec_rows
 from crmatch.report.pictures import confident_mistakes, least_certain
 from crmatch.runs.finished import read_record, short_names
+from crmatch.runs.record import describe_interval
 from crmatch.spec.recipes import recipe
 from finished import HOSTILE_NAMES, stripes_in, train_tiny, write_photos
 
@@ -36,6 +37,7 @@ def test_the_page_has_the_records_numbers_and_both_commands(crmatch: Command, tr
     page = write(crmatch, tmp_path / "r.html", trained.run, "--data-dir", trained.data_dir)
     record = read_record(trained.run)
     assert f"{record.error:.2f} <small>%" in page
+    assert f"{describe_interval(record.error, record.test_images)}, accuracy {100 - record.error:.2f} %" in page
     sections = ("Confusion", "Error by class", "Pseudo-label quality", "Least certain images", "Calibration", "Loss terms")
     commands = (f"crmatch report {trained.run}", "crmatch train stripes@2", '"filters": 4')
     for text in (*sections, *commands, record.machine["versions"]["torch"]):
@@ -96,6 +98,11 @@ def test_a_run_without_a_test_set_shows_its_least_certain_unlabeled_images(crmat
     links = re.findall(r'<a href="(file://[^"]+)" title="(unlabeled/\d\d\.jpg)"><bdi>(\d\d\.jpg)</bdi></a>', page)
     assert len(links) == 12
     assert all(Path(url2pathname(link.removeprefix("file://"))) == folder / path for link, path, _ in links)
+    record = json.loads((run / "record.json").read_text())  # a frozen backbone's record has an estimate
+    (run / "record.json").write_text(json.dumps(record | {"cross_validation": {"error": 25.0, "labels": 4}}))
+    page = write(crmatch, tmp_path / "r.html", run, "--data-dir", tmp_path / "cache")
+    assert f"{describe_interval(25, 4)}, accuracy 75.00 %" in page
+    assert "Estimated by cross-validation over 4 labels" in page
 
 
 @pytest.mark.process

@@ -124,8 +124,9 @@ def test_an_error_that_the_pictures_cannot_vouch_for_is_refused_with_the_lowest_
     assert int(lowest) >= 9  # none wrong of 18: at most 8.6 % by an 80 % limit
     outcome = crmatch("predict", trained.run, photo, "--abstain-error", lowest)
     assert outcome.code == 0, outcome.err
-    assert f"at most {lowest} % of such answers are wrong (with 80% certainty), judged by the 18 test pictures" in outcome.err
+    assert f"at most {lowest} % of such answers are wrong (with 80 % certainty), judged by the 18 test pictures" in outcome.err
     assert crmatch("predict", trained.run, photo, "--abstain-error", "5", "--abstain", "0.5").code == 2
+    assert "not a percentage" in crmatch("predict", trained.run, photo, "--abstain-error=-3").err
 
 
 @pytest.mark.parametrize("first", [(9, 10), (3, -1), (10**30, 5)])

@@ -84,19 +84,34 @@ def probe(
     tasks[STRONG_AGAINST_WEAK] = finished.weak, finished.strong
     found: dict[str, Summary] = {}
     for name, task in tasks.items():
-        if progress:
-            progress(len(found), len(tasks))
-        found[name] = probe_task(name, task, images, finished.model.features, repeats)
+
+        def repeated(done: int) -> None:
+            if progress:
+                progress(len(found) * repeats + done, len(tasks) * repeats)
+
+        found[name] = probe_task(name, task, images, finished.model.features, repeats, repeated)
     return found
 
 
-def probe_task(name: str, task: Task, images: Tensor, featurize: Featurize, repeats: int = REPEATS) -> Summary:
+def probe_task(
+    name: str,
+    task: Task,
+    images: Tensor,
+    featurize: Featurize,
+    repeats: int = REPEATS,
+    progress: Callable[[int], None] | None = None,
+) -> Summary:
     """Error of the SVM in percent over `repeats` splits of `images`, each with its own draws.
 
     Every image gives one sample of each class. Training samples are drawn again in every epoch, test samples once.
     Features are standardized with mean and deviation of the unchanged training images' features.
     """
-    return summarize([_repeat(name, task, images, featurize, repeat) for repeat in range(repeats)])
+    errors: list[float] = []
+    for repeat in range(repeats):
+        if progress:
+            progress(repeat)
+        errors.append(_repeat(name, task, images, featurize, repeat))
+    return summarize(errors)
 
 
 def training_images(count: int) -> int:

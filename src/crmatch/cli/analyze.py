@@ -35,10 +35,12 @@ def report(
     json_: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page about finished runs: errors, curves, confusions, pictures, settings."""
+    from crmatch.cli.display import Bar
     from crmatch.report.page import write_report
 
     command = shlex.join(["crmatch", *sys.argv[1:]])
-    written = write_report(runs or [Path("runs")], out, command, workspace_at(data_dir))
+    with Bar("runs", json_) as progress:
+        written = write_report(runs or [Path("runs")], out, command, workspace_at(data_dir), progress)
     if json_:
         typer.echo(json.dumps({"report": str(out), "runs": [str(path) for path in written]}))
     else:
@@ -56,7 +58,7 @@ def probe(
     from crmatch.analysis.probe import probe as measure
     from crmatch.cli.display import Bar
 
-    with Bar("transformations", label="probing") as progress:
+    with Bar("repeats", label="probing") as progress:
         result = measure(run, workspace_at(data_dir), repeats=repeats, progress=progress)
     _print_summaries(run, "transformation", "probe error %", result, 2, json_)
 

@@ -148,10 +148,11 @@ def train(
             typer.echo("\n".join(evidence.lines()), err=True)
         trained = [main if recipe == "head" else session.train(specs[0], workspaces[0], minutes), base]
     else:
+        # The baseline comes first, so that `latest` is the run that was asked for. They share the time.
         trained = [
-            session.train(spec, place, minutes, share=1 / (len(specs) - number))  # they share the time
-            for number, (spec, place) in enumerate(zip(specs, workspaces, strict=False))
-        ]
+            session.train(spec, place, minutes, share=1 / (number + 1))
+            for number, (spec, place) in reversed(list(enumerate(zip(specs, workspaces, strict=False))))
+        ][::-1]
     if not is_main_process():
         return
     ordered = [record for _, record in trained]
@@ -174,7 +175,8 @@ def train(
             typer.echo(f"By cross-validation the better model is {best}")
         run = shlex.quote(str(best))
         label = f", crmatch label {run} to label more pictures, crmatch predict {run} PICTURES..." if parsed.folder else ""
-        typer.echo(f"Next: crmatch report {run} to see its mistakes{label}")
+        mistakes = " to see its mistakes" if ordered[0].error is not None else ""
+        typer.echo(f"Next: crmatch report {run}{mistakes}{label}")
 
 
 def evaluate(
@@ -283,7 +285,7 @@ def _refuse_long_run(spec: RunSpec, workspace: Workspace, execution: Execution) 
             return
     if spec.data.folder is None:
         require_set(setting.data, workspace.data_dir)
-    advice = "Use a smaller --image-size or fewer --steps, or add --yes to train it all the same."
+    advice = "Use --minutes 10 or a smaller --image-size, or add --yes to train it all the same."
     if spec.recipe == "paper":
         quick = estimate(options.make_spec(setting.name, spec.method.name, "quick", workspace.data_dir, {}), setting)
         advice = (

@@ -76,13 +76,17 @@ def export(
     json_: JsonOption = False,
 ) -> None:
     """Export the model: uint8 (N, C, H, W) in, probabilities out; the file is checked against the model."""
+    from crmatch.cli.display import Bar
     from crmatch.predict.export import SCRIPT, export_model
     from crmatch.predict.model import load
 
     model = load(run)
     images, kind = _images_to_check(run, model, workspace_at(data_dir))
     target = out or run / ("model.pt2" if form == "torch" else "model.onnx")
-    difference = export_model(model, form, target, images)
+    with Bar("files", json_, "exporting") as progress:
+        progress(0, 1)
+        difference = export_model(model, form, target, images)
+        progress(1, 1)
     if json_:
         values = {"file": str(target), "largest_difference": difference, "checked_images": len(images), "kind": kind}
         typer.echo(json.dumps(values))
@@ -151,11 +155,13 @@ def _confidence_for(error: float, abstain: float, model: Model) -> float:
     """The confidence below which answers are left out, so that at most `error` percent of the others are wrong."""
     from crmatch.runs.calibration import CERTAINTY
 
-    if abstain or not 0 < error < 100:
-        found = "--abstain and --abstain-error were both given" if abstain else f"--abstain-error {error:g} is not a percentage"
-        raise RequestError(f"{found}.\nUse one of them, for example --abstain-error 5.")
+    if abstain:
+        raise RequestError("--abstain and --abstain-error were both given.\nUse one of them, for example --abstain-error 5.")
+    if not 0 < error < 100:
+        raise RequestError(f"--abstain-error {error:g} is not a percentage between 0 and 100.\nFor 5 %: --abstain-error 5")
     if model.calibration is None:
-        raise RequestError("this model was never measured on a test set or on held-out labels.\nUse --abstain, or train again.")
+        found = "this model was never measured on a test set or on held-out labels"
+        raise RequestError(f"{found}.\nUse --abstain, or train again with pictures in test/<class>/.")
     confidence, pictures = model.calibration.confidence_for(error / 100), model.calibration.describe_pictures()
     if confidence is None:
         lowest = f"--abstain-error {math.ceil(100 * model.calibration.lowest_limit)}"
@@ -163,7 +169,8 @@ def _confidence_for(error: float, abstain: float, model: Model) -> float:
             f"no confidence makes sure that at most {error:g} % of the answers are wrong, judged by {pictures}.\n"
             f"The lowest that they allow is {lowest}; more test pictures or labels allow less."
         )
-    chosen = f"--abstain {confidence:.2f}: at most {error:g} % of such answers are wrong (with {CERTAINTY:.0%} certainty)"
+    certainty = f"with {100 * CERTAINTY:.0f} % certainty"
+    chosen = f"--abstain {confidence:.2f}: at most {error:g} % of such answers are wrong ({certainty})"
     typer.echo(f"{chosen}, judged by {pictures}", err=True)
     return confidence
 

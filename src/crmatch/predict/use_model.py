@@ -14,12 +14,18 @@ from PIL import Image, ImageOps
 
 def main() -> None:
     """Predict the pictures that the command line names."""
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
     about = session.get_modelmeta().custom_metadata_map
     names, size, mode = json.loads(about["class_names"]), int(about["image_size"]), about["color_mode"]
     output = csv.writer(sys.stdout, lineterminator="\n")
     for path in sys.argv[2:]:
-        picture = ImageOps.exif_transpose(Image.open(path))
+        try:
+            picture = ImageOps.exif_transpose(Image.open(path))
+        except OSError as error:
+            sys.stderr.write(f"{path}: {error}\n")
+            continue
         if picture.has_transparency_data:  # the background is white
             picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA")).convert("RGB")
         width, height = (max(size, round(side * size / min(picture.size))) for side in picture.size)

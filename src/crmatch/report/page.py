@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import crmatch
 from crmatch.analysis.curves import class_spread, curve
 from crmatch.atomic_files import write_file
+from crmatch.data.folder.workers import Progress
 from crmatch.data.settings import Setting
 from crmatch.errors import CRMatchError, RequestError
 from crmatch.methods import kind_of, title_of
@@ -24,7 +25,7 @@ from crmatch.report.pictures import confusion_picture, image_views
 from crmatch.runs.cost import duration
 from crmatch.runs.directory import RunDirectory, changed_keys, train_command
 from crmatch.runs.finished import find_runs, finished_below, read_record, short_names
-from crmatch.runs.record import HEADLINES, RunRecord
+from crmatch.runs.record import HEADLINES, RunRecord, describe_interval
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import RunSpec, differences, flatten
@@ -50,16 +51,22 @@ class Baseline(NamedTuple):
     differs: str
 
 
-def write_report(runs: Sequence[Path], out: Path, command: str, workspace: Workspace) -> list[Path]:
+def write_report(
+    runs: Sequence[Path], out: Path, command: str, workspace: Workspace, progress: Progress | None = None
+) -> list[Path]:
     """Write the page about all finished runs at or below `runs` to `out`; returns the runs' directories."""
     if out.is_dir():
         raise RequestError(f"--out {out} is a directory.\nName the page: --out {out / 'report.html'}")
     found = {path: read_record(path) for path in find_runs(runs)}
     names = short_names(list(found))
-    views = [
-        view_run(path, record, find_baseline(path, record, found), workspace) | {"anchor": f"run-{number}", "name": names[path]}
-        for number, (path, record) in enumerate(found.items(), start=1)
-    ]
+    views = []
+    for number, (path, record) in enumerate(found.items(), start=1):
+        if progress:
+            progress(number - 1, len(found))
+        view = view_run(path, record, find_baseline(path, record, found), workspace)
+        views.append(view | {"anchor": f"run-{number}", "name": names[path]})
+    if progress:
+        progress(len(found), len(found))
     environment = Environment(
         loader=PackageLoader("crmatch.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -85,6 +92,8 @@ def view_run(path: Path, record: RunRecord, baseline: Baseline | None, workspace
         setting = workspace.setting_of(spec)
     changes = [f"{key}={_text(value)}" for key, value in changed_keys(spec, setting).items()] if setting else []
     large = len(record.class_names) > LARGEST_MATRIX
+    estimate = record.cross_validation if record.error is None else None
+    shown_error, measured = (estimate.error, estimate.labels) if estimate else (record.error, record.test_images)
     shares = [[count / max(sum(row), 1) for count in row] for row in record.confusion]
     return {
         "path": str(path),
@@ -92,6 +101,9 @@ def view_run(path: Path, record: RunRecord, baseline: Baseline | None, workspace
         "subtitle": ", ".join([f"split {spec.split}, seed {spec.seed}, recipe {spec.recipe}", *changes]),
         "record": record,
         "rule": HEADLINES[spec.headline],
+        "error": shown_error,
+        "estimated_on": estimate and estimate.labels,
+        "interval": None if shown_error is None else describe_interval(shown_error, measured),
         "baseline": baseline,
         "facts": _facts(record),
         "charts": _charts(record, lines, baseline),

@@ -201,7 +201,8 @@ def describe_size(spec: RunSpec, setting: Setting, images: int, reason: str = ""
 
     def seconds(side: int) -> float:
         resized = replace(spec, **{"data.image_size": side})
-        return pretrained_seconds(resized, images) if pretrained else estimate(resized, setting).cpu_seconds or 0.0
+        found = pretrained_seconds(resized, images) if pretrained else estimate(resized, setting).cpu_seconds
+        return max(1.0, found) if found else 0.0
 
     used = f"Pictures of about {setting.image_size} px are used at {size} px{reason}"
     if not seconds(size):

@@ -78,13 +78,17 @@ class RunRecord(StrictModel):
         return None if errors is None else float(getattr(errors, self.spec.headline))
 
 
-def describe_error(error: float, images: int) -> str:
-    """An error in percent with its 95 % interval (Wilson) and the accuracy, in words."""
+def describe_interval(error: float, images: int) -> str:
+    """The 95 % interval (Wilson) of an error in percent, in words."""
     from scipy.stats import binomtest
 
     interval = binomtest(round(error / 100 * images), images).proportion_ci(method="wilson")
-    low, high = 100 * interval.low, 100 * interval.high
-    return f"{error:.2f} % (95 % interval {low:.1f}–{high:.1f} %), accuracy {100 - error:.2f} %"
+    return f"95 % interval {100 * interval.low:.1f}–{100 * interval.high:.1f} %"
+
+
+def describe_error(error: float, images: int) -> str:
+    """An error in percent with its 95 % interval and the accuracy, in words."""
+    return f"{error:.2f} % ({describe_interval(error, images)}), accuracy {100 - error:.2f} %"
 
 
 def parse_record(values: Any, path: Path) -> RunRecord:

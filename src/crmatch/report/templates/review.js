@@ -54,7 +54,6 @@
     return node;
   };
   const percent = (share) => `${Math.round(100 * share)} %`;
-  const tail = (name) => (name.length > 24 ? `…${name.slice(-23)}` : name); // the end of a path tells pictures apart
   const thumbnail = (image) => (live ? `thumbnail/${image.i}` : image.t);
 
   function card(image) {
@@ -63,7 +62,8 @@
     node.setAttribute("role", "listitem");
     const picture = make("img");
     Object.assign(picture, { loading: "lazy", decoding: "async", alt: "", src: thumbnail(image) });
-    const name = make("div", "name", tail(image.n));
+    const name = make("div", "name");
+    name.append(make("bdi", "", image.n));
     name.title = image.n;
     node.append(picture, name);
     if (image.c) {
