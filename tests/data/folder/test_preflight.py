@@ -10,6 +10,8 @@ from picture_corpus import draw, encoded, picture, seed_of, write_corpus
 
 from crmatch.data.folder.decode import EXTENSIONS
 from crmatch.data.folder.preflight import ClassCount, Preflight, check_folder
+from crmatch.data.folder.scan import find_pictures, scan_folder
+from crmatch.errors import DataError
 
 pytestmark = pytest.mark.process
 
@@ -84,6 +86,16 @@ def test_missing_parts_are_said(folder: Path) -> None:
     assert warned(folder, "files of other kinds are ignored: 1 .txt")
     if ".heic" not in EXTENSIONS:
         assert warned(folder, "1 picture of an iPhone (.heic) cannot be read: pip install 'crmatch[heic]'")
+
+
+@pytest.mark.skipif(".heic" in EXTENSIONS, reason="the extra heic is installed")
+@pytest.mark.parametrize("place", ["labeled/cat/1.HEIC", "cat/1.heic", "1.heic"])
+def test_a_folder_of_nothing_but_iphone_pictures_names_what_reads_them(place: str, tmp_path: Path) -> None:
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text("nothing")
+    for find in (lambda: scan_folder(tmp_path, trainable=False), lambda: find_pictures(tmp_path)):
+        with pytest.raises(DataError, match=r"1 \.heic.*\n.*crmatch\[heic\]"):
+            find()
 
 
 def test_names_that_differ_in_case_only_are_said(folder: Path) -> None:

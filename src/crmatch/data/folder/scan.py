@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crmatch.atomic_files import read_file
-from crmatch.data.folder.decode import EXTENSIONS
+from crmatch.data.folder.decode import EXTENSIONS, HEIC_EXTENSIONS
 from crmatch.data.spreadsheet import unguarded
 from crmatch.errors import DataError, RequestError, printable
 
@@ -127,6 +127,7 @@ def _walk_layout(folder: Path, file: Path | None, trainable: bool) -> tuple[_Wal
             walk.walk(name)
         else:
             walk.skip(name, "neither labeled/, unlabeled/ nor test/")
+    walk.check_heic()
     class_of: dict[str, dict[str, str]] = {"labeled": {}, "test": {}}
     for path in walk.files:
         part, *below = path.split("/", 2)
@@ -139,6 +140,7 @@ def _walk_layout(folder: Path, file: Path | None, trainable: bool) -> tuple[_Wal
         if not trainable:  # to be labeled
             walk = _Walk(folder)
             walk.walk("")
+            walk.check_heic()
             return walk, {"labeled": {}, "test": {}}
         found = f"neither class folders nor labeled/ nor {LABELS_FILE} (directories found: {join_names(parts) or 'none'})"
         raise DataError(
@@ -171,6 +173,7 @@ def find_pictures(folder: Path) -> list[Path]:
     """All picture files below a folder, sorted; hidden files and unreadable directories are left out."""
     walk = _Walk(folder)
     walk.walk("")
+    walk.check_heic()
     return [folder / path for path in sorted(walk.files)]
 
 
@@ -231,6 +234,12 @@ class _Walk:
                 if entry.is_symlink():
                     self._linked.add(target)
                 waiting.append((path, ancestors))
+
+    def check_heic(self) -> None:
+        """A folder that has only pictures of an iPhone needs the extra `heic`."""
+        if not self.files and (count := sum(self.ignored[ending] for ending in HEIC_EXTENSIONS)):
+            found = f"the pictures in {self.root} are those of an iPhone ({count:,} .heic), which cannot be read"
+            raise DataError(f"{found}.\nInstall what reads them: pip install 'crmatch[heic]'")
 
     def skip(self, path: str, reason: str) -> None:
         self.skipped.append(SkippedFile(path.encode("utf-8", "backslashreplace").decode(), reason))
