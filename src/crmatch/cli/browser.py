@@ -75,7 +75,7 @@ def label(
     site = LabelingSite(folder, file, pictures, reviewed, next_round(str(folder), run, *words))
     ended = _serve(LocalServer(site, port), browser, idle, f"Every choice is written to {file}.")
     site.close()
-    typer.echo(f"{site.summary()}: {file}")
+    typer.echo(f"{site.summary()}: {file}" if site.changed else site.summary())
     if train_next and ended and site.changed:
         lock.release()
         train(str(folder), from_=run, name=name, out=out, data_dir=data_dir)
