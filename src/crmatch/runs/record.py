@@ -5,14 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from crmatch.errors import DataError
 from crmatch.spec.run_spec import STORED, RunSpec
 from crmatch.strict_model import StrictModel
 
+Percentage = Annotated[float, Field(ge=0, le=100)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
 MEDIAN_OF = 20
 HEADLINES = {"last": "final model", "median_last_20": f"median of the last {MEDIAN_OF} evaluations"}
 """In words, which error `spec.headline` selects."""
@@ -21,9 +23,9 @@ HEADLINES = {"last": "final model", "median_last_20": f"median of the last {MEDI
 class Errors(StrictModel):
     """Test errors of one model in percent."""
 
-    last: float
-    median_last_20: float  # of the last 20 evaluations (of all, if there were fewer)
-    best_on_test: float  # the lowest of all evaluations: selected on the test set, so no table ever reports it
+    last: Percentage
+    median_last_20: Percentage  # of the last 20 evaluations (of all, if there were fewer)
+    best_on_test: Percentage  # the lowest of all evaluations: selected on the test set, so no table ever reports it
 
     @classmethod
     def from_curve(cls, errors: Sequence[float]) -> Self:
@@ -34,8 +36,8 @@ class Errors(StrictModel):
 class CrossValidation(StrictModel):
     """Cross-validation over the labels: the error in percent, and how many labels were held out, each one once."""
 
-    error: float
-    labels: int
+    error: Percentage
+    labels: Count
 
 
 class RunRecord(StrictModel):
@@ -47,16 +49,16 @@ class RunRecord(StrictModel):
     evaluated: Literal["ema", "raw"]  # which weights are reported
     ema: Errors | None  # None without a test set, as `raw`
     raw: Errors | None
-    per_class_error: list[float | None]  # None for a class without test images
-    confusion: list[list[int]]
-    calibration_error: float | None  # of the confidences as the model gives them, corrected by its temperature
+    per_class_error: list[Percentage | None]  # None for a class without test images
+    confusion: list[list[Count]]
+    calibration_error: Percentage | None  # of the confidences as the model gives them, corrected by its temperature
     class_names: list[str]
-    labeled_images: int
-    unlabeled_images: int
-    test_images: int
+    labeled_images: Count
+    unlabeled_images: Count
+    test_images: Count
     data_fingerprint: str
-    steps: int
-    images_seen: int  # that passed through the network in training
+    steps: Count
+    images_seen: Count  # that passed through the network in training
     seconds: float
     machine: dict[str, Any]
     final: dict[str, Any]  # the last line of the curves
@@ -69,6 +71,11 @@ class RunRecord(StrictModel):
         classes, shapes = len(self.class_names), {len(row) for row in self.confusion}
         if len(self.per_class_error) != len(self.confusion) or (shapes and {len(self.confusion), *shapes} != {classes}):
             raise ValueError(f"its errors and confusions are not those of {classes} classes")
+        tested = {self.ema is not None, self.raw is not None, self.calibration_error is not None, self.test_images > 0}
+        if len(tested) > 1 or (self.cross_validation and not self.cross_validation.labels):
+            raise ValueError("it has only a part of the results")
+        if not isinstance(self.machine.get("versions", {}), dict):
+            raise ValueError("its versions have no names")
         return self
 
     @property

@@ -16,15 +16,16 @@ from crmatch.networks.config import NetworkConfig, WideResNetConfig, find_networ
 from crmatch.strict_model import StrictModel
 from crmatch.training.plan import TrainPlan
 
+PathText = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no name of a file contains a zero byte
 NUMERICS = 4  # increased by changes that move golden losses; stored in records and shown in tables
 
 
 class DataSpec(StrictModel):
     """Which images are used, at which size, and which of them are unlabeled."""
 
-    folder: str | None = None  # a folder of pictures; None: the data set that the setting names
+    folder: PathText | None = None  # a folder of pictures; None: the data set that the setting names
     code: str | None = None  # the function that makes the images, and a checksum of its file; None: a packed set
-    labels_file: str | None = None  # a labels.csv that replaces the folder's own, or adds labels to those of a setting
+    labels_file: PathText | None = None  # a labels.csv that replaces the folder's own, or adds labels to those of a setting
     labels_checksum: str | None = None  # 8 hex digits for the content of that file or the folder's own: new labels, new run
     image_size: int = Field(32, ge=8, le=512)
     unlabeled: Literal["remaining", "all"] = "remaining"  # whether the unlabeled images exclude or include the labeled ones

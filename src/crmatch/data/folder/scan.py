@@ -30,6 +30,7 @@ HELD_OUT_FILE = "held-out.csv"  # labeled pictures that serve as the test set, s
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 COLUMNS = {"file_name": "path", "class": "label"}  # other names of the columns of a labels file
 MOST_BYTES = 64 << 20  # of a labels file: a million pictures
+SYSTEM = ("/", "/dev", "/proc", "/sys")  # are not searched for pictures
 UNLABELED, LEFT_OUT = -1, -2  # as in `crmatch.data.images`, which imports torch
 LEAVE_OUT = "-"
 """In labels.csv: a picture that is not used, neither as a labeled nor as an unlabeled one."""
@@ -77,6 +78,8 @@ def scan_folder(folder: Path, labels_file: Path | None = None, trainable: bool =
     folder = Path(os.path.abspath(folder))
     if not folder.is_dir():
         raise RequestError(f"there is no folder {folder}.\nName a folder that contains labeled/<class>/ and unlabeled/.")
+    if str(folder.resolve()) in SYSTEM:
+        raise RequestError(f"{folder} belongs to the system.\nName a folder that contains only your pictures.")
     own = (folder / place for place in (LABELS_FILE, METADATA_FILE, f"train/{METADATA_FILE}"))
     file = labels_file or next((place for place in own if place.is_file()), None)
     if file is not None:
