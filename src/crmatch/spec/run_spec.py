@@ -16,7 +16,7 @@ from crmatch.networks.config import NetworkConfig, WideResNetConfig, find_networ
 from crmatch.strict_model import StrictModel
 from crmatch.training.plan import TrainPlan
 
-PathText = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # no name of a file contains a zero byte
+PathText = Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=4096)]  # what Linux accepts as a path
 NUMERICS = 4  # increased by changes that move golden losses; stored in records and shown in tables
 
 

@@ -146,6 +146,7 @@ def test_a_directory_that_is_removed_during_the_scan_is_reported(folder: Path, m
 
 def test_wrong_folders_are_answered_in_two_lines(tmp_path: Path, folder: Path) -> None:
     assert "no folder" in message(tmp_path / "nowhere", kind=RequestError)
+    assert "no folder" in message(tmp_path / ("9" * 300), kind=RequestError)
     assert "belongs to the system" in message(Path("/proc"), kind=RequestError)
     draw(tmp_path / "classes", "cat/1.png", "unlabeled/1.png")
     assert "directories found: cat, unlabeled" in message(tmp_path / "classes")

@@ -76,7 +76,7 @@ def scan_folder(folder: Path, labels_file: Path | None = None, trainable: bool =
     may have too few classes, or no labels at all.
     """
     folder = Path(os.path.abspath(folder))
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike `Path.is_dir`, also False for a name that is too long
         raise RequestError(f"there is no folder {folder}.\nName a folder that contains labeled/<class>/ and unlabeled/.")
     if str(folder.resolve()) in SYSTEM:
         raise RequestError(f"{folder} belongs to the system.\nName a folder that contains only your pictures.")
