@@ -6,12 +6,11 @@ import base64
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 import crmatch
 from crmatch.atomic_files import write_file
 from crmatch.paper.verdicts import COLUMNS, HOW_TO_READ, Results, rows_of, to_page
 from crmatch.report.figures import draw_forest
+from crmatch.report.rendering import render
 
 
 def write_claims(results: Sequence[Results], out: Path, command: str) -> Path:
@@ -21,10 +20,8 @@ def write_claims(results: Sequence[Results], out: Path, command: str) -> Path:
     if out.suffix == ".md":
         write_file(out, to_page(results, picture.name, command).encode())
         return picture
-    environment = Environment(
-        loader=PackageLoader("crmatch.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.get_template("claims.html").render(
+    page = render(
+        "claims.html",
         results=results,
         picture=f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}",
         notes=[" ".join(note.split()) for note in HOW_TO_READ.removeprefix("- ").split("\n- ")],
@@ -33,5 +30,5 @@ def write_claims(results: Sequence[Results], out: Path, command: str) -> Path:
         command=command,
         version=crmatch.__version__,
     )
-    write_file(out, page.encode())
+    write_file(out, page)
     return picture

@@ -23,7 +23,7 @@ from crmatch.data.images import LEFT_OUT
 from crmatch.errors import RequestError
 from crmatch.predict.label_suggestions import ReviewedRun
 from crmatch.randomness import generator
-from crmatch.report.review import Card, render, unlabeled_cards
+from crmatch.report.review import Card, render_with_scripts, unlabeled_cards
 from crmatch.report.server import Answer, json_answer
 from crmatch.strict_model import StrictModel
 
@@ -77,7 +77,9 @@ class LabelingSite:
             with self._lock:
                 cards = sorted(self._cards.values(), key=lambda card: card["l"] is not None)  # the unlabeled ones come first
                 data = {"live": True, "classes": self._classes, "images": cards}
-                return Answer(render("review.html", nonce, title=self._folder.name, data=data), "text/html; charset=utf-8")
+                return Answer(
+                    render_with_scripts("review.html", nonce, title=self._folder.name, data=data), "text/html; charset=utf-8"
+                )
         found = re.fullmatch(r"(thumbnail|picture)/(\d{1,9})", path)
         if not found or int(found[2]) >= len(self._names):
             return None

@@ -10,7 +10,7 @@ import torch
 from crmatch.data.folder.decode import open_picture
 from crmatch.data.folder.workers import read_pictures
 from crmatch.predict.model import Model
-from crmatch.report.review import render
+from crmatch.report.review import render_with_scripts
 from crmatch.report.server import Answer, json_answer
 
 
@@ -25,7 +25,7 @@ class ModelSite:
     def get(self, path: str, nonce: str) -> Answer | None:
         """The page."""
         values = {"title": self._name, "classes": self._model.class_names, "most_bytes": self.most_bytes}
-        return None if path else Answer(render("serve.html", nonce, **values), "text/html; charset=utf-8")
+        return None if path else Answer(render_with_scripts("serve.html", nonce, **values), "text/html; charset=utf-8")
 
     def post(self, path: str, body: bytes) -> Answer | None:
         """The probabilities of a picture, the highest first."""

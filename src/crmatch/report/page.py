@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 import crmatch
 from crmatch.analysis.curves import class_spread, curve
 from crmatch.atomic_files import write_file
@@ -22,6 +20,7 @@ from crmatch.errors import CRMatchError, RequestError
 from crmatch.methods import kind_of, title_of
 from crmatch.report.charts import COLORS, Chart, Series, line_chart
 from crmatch.report.pictures import confusion_picture, image_views
+from crmatch.report.rendering import render
 from crmatch.runs.cost import duration
 from crmatch.runs.directory import RunDirectory, changed_keys, train_command
 from crmatch.runs.finished import find_runs, finished_below, read_record, short_names
@@ -67,14 +66,9 @@ def write_report(
         views.append(view | {"anchor": f"run-{number}", "name": names[path]})
     if progress:
         progress(len(found), len(found))
-    environment = Environment(
-        loader=PackageLoader("crmatch.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     title = views[0]["title"] if len(views) == 1 else f"{len(views)} runs"
-    page = environment.get_template("report.html").render(
-        title=title, views=views, comparison=_comparison(views), command=command, version=crmatch.__version__
-    )
-    write_file(out, page.encode(errors="replace"))
+    values = {"title": title, "views": views, "comparison": _comparison(views), "command": command}
+    write_file(out, render("report.html", **values, version=crmatch.__version__))
     return list(found)
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, PackageLoader
 
 from crmatch.atomic_files import write_file
 from crmatch.data.folder.workers import Progress, decode_pictures
 from crmatch.methods import title_of
 from crmatch.predict.label_suggestions import ReviewedRun, suggest
 from crmatch.report.pictures import data_url, picture
+from crmatch.report.rendering import render
 from crmatch.report.server import POLICY
 
 THUMBNAIL = 128
@@ -34,10 +34,9 @@ x: number of a group of identical pictures with contradicting labels; t, o: addr
 """
 
 
-def render(template: str, nonce: str, **values: Any) -> bytes:
+def render_with_scripts(template: str, nonce: str, **values: Any) -> bytes:
     """A page whose scripts and styles carry the nonce."""
-    templates = Environment(loader=PackageLoader("crmatch.report"), autoescape=True)
-    return templates.get_template(template).render(nonce=nonce, policy=POLICY.format(nonce=nonce), **values).encode()
+    return render(template, nonce=nonce, policy=POLICY.format(nonce=nonce), **values)
 
 
 def write_review(reviewed: ReviewedRun, out: Path, most: int | None = None, progress: Progress | None = None) -> int:
@@ -60,7 +59,7 @@ def write_review(reviewed: ReviewedRun, out: Path, most: int | None = None, prog
         "images": shown,
     }
     title = f"{title_of(spec.method)} on {spec.setting}"
-    write_file(out, render("review.html", secrets.token_urlsafe(16), title=title, data=data))
+    write_file(out, render_with_scripts("review.html", secrets.token_urlsafe(16), title=title, data=data))
     return len(cards)
 
 

@@ -256,9 +256,10 @@ class RunDirectory:
 
 
 def _checked_line(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of the curves: a step, and numbers or None; test errors must be finite."""
+    """A line of the curves: a step, and numbers or None; test errors must be percentages."""
     for key, value in line.items():
-        if value is not None and not math.isfinite(value) and key.startswith("error/"):
+        number = 0.0 if value is None else math.fsum([value])  # raises an error for anything but a number
+        if key.startswith("error/") and not 0 <= number <= 100:
             raise ValueError(f"{key} is {value}")
     if type(line["step"]) is not int:
         raise TypeError("step is not an integer")

@@ -71,9 +71,6 @@ class RunRecord(StrictModel):
         classes, shapes = len(self.class_names), {len(row) for row in self.confusion}
         if len(self.per_class_error) != len(self.confusion) or (shapes and {len(self.confusion), *shapes} != {classes}):
             raise ValueError(f"its errors and confusions are not those of {classes} classes")
-        tested = {self.ema is not None, self.raw is not None, self.calibration_error is not None, self.test_images > 0}
-        if len(tested) > 1 or (self.cross_validation and not self.cross_validation.labels):
-            raise ValueError("it has only a part of the results")
         if not isinstance(self.machine.get("versions", {}), dict):
             raise ValueError("its versions have no names")
         return self
@@ -100,9 +97,13 @@ def describe_error(error: float, images: int) -> str:
 
 def parse_record(values: Any, path: Path) -> RunRecord:
     """The record in JSON values read from `path`."""
+    advice = "It is damaged or of another version of crmatch; move it away to train the run again."
     try:
-        return RunRecord.model_validate(values, context=STORED)
+        record = RunRecord.model_validate(values, context=STORED)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        advice = "It is damaged or of another version of crmatch; move it away to train the run again."
         raise DataError(f"{path} is not a run record: {reason}.\n{advice}") from error
+    tested = {one is not None for one in (record.ema, record.raw, record.calibration_error)} | {record.test_images > 0}
+    if len(tested) > 1 or (record.cross_validation and not record.cross_validation.labels):
+        raise DataError(f"{path} is not a run record: it has only a part of the results.\n{advice}")
+    return record
