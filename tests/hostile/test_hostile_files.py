@@ -147,6 +147,7 @@ def test_a_link_to_something_endless_is_not_read(
     [
         ("error/ema", "NaN"),
         ("error/ema", '"low"'),
+        ("error/ema", "66666.7"),
         ("loss/total", "[1]"),
         ("step", '"3"'),
         ("step", "1.5"),
@@ -163,11 +164,21 @@ def test_curves_are_numbers(finished: Path, line: str, value: str) -> None:
         directory.read_metrics()
 
 
-def test_a_record_whose_parts_do_not_fit_together_is_refused(crmatch: Command, finished: Path, tmp_path: Path) -> None:
-    change(finished / "record.json", class_names=["only one"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"class_names": ["only one"]}, {"calibration_error": None}, {"test_images": 0}, {"test_images": 10**40},
+        {"machine": {"versions": 3}}, {"confusion": [[-1, 0], [0, 9]]},
+        {"ema": {"last": 1e300, "median_last_20": 1, "best_on_test": 1}},
+    ],
+)  # fmt: skip
+def test_a_record_whose_parts_do_not_fit_together_is_refused(
+    crmatch: Command, finished: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    change(finished / "record.json", **changes)
     outcome = crmatch("report", finished, "--out", tmp_path / "report.html")
     assert outcome.code == 3
-    assert "not those of 1 classes" in outcome.err
+    assert "is not a run record" in outcome.err
 
 
 def test_names_cannot_command_the_terminal(crmatch: Command, finished: Path, stripes: Path) -> None:
