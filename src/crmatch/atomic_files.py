@@ -13,6 +13,9 @@ from typing import IO, Any
 
 from crmatch.errors import DataError
 
+MOST_TEXT = 128 << 20
+"""Bytes of the largest JSON file or curves that are read: a quarter of a million log points."""
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
@@ -75,17 +78,19 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_file(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a file; a link to a device or a pipe, which may never end, is an OSError."""
+def read_file(path: Path, most: int | None = None) -> bytes:
+    """The content of a file; an OSError if it has more than `most` bytes, or is a device or a pipe, which may never end."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if most is not None and path.stat().st_size > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MB", str(path))
     return path.read_bytes()
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; raises `DataError` if it is missing or damaged."""
     try:
-        return json.loads(read_file(path))
+        return json.loads(read_file(path, MOST_TEXT))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON, {str(error).splitlines()[0]}"
         raise DataError(f"{path} cannot be read: {reason}.\nThe file is missing or damaged; restore it.") from error

@@ -164,6 +164,12 @@ def test_curves_are_numbers(finished: Path, line: str, value: str) -> None:
         directory.read_metrics()
 
 
+def test_curves_of_half_a_gigabyte_are_not_read(finished: Path) -> None:
+    os.truncate(RunDirectory(finished).metrics, 512 << 20)  # takes no space on the disk
+    with pytest.raises(DataError, match="more than 128 MB"):
+        RunDirectory(finished).read_metrics()
+
+
 @pytest.mark.parametrize(
     "changes",
     [

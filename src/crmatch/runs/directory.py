@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from crmatch.atomic_files import make_directory, read_file, read_json, write_file
+from crmatch.atomic_files import MOST_TEXT, make_directory, read_file, read_json, write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.methods import kind_of
@@ -241,7 +241,7 @@ class RunDirectory:
         if not self.metrics.exists():
             return []
         try:
-            texts = read_file(self.metrics).decode(errors="replace").splitlines()
+            texts = read_file(self.metrics, MOST_TEXT).decode(errors="replace").splitlines()
         except OSError as error:
             raise DataError(f"{self.metrics} cannot be read: {error.strerror}.\nMake it readable, or restore it.") from error
         lines = []
