@@ -185,9 +185,9 @@ def mutate_csv(content: bytes, source: Random) -> bytes:
         elif kind == 1:
             rows.insert(place, [source.choice((*paths, *TEXTS)), source.choice(("across", "down", "stripe 1", *TEXTS))])
         elif kind == 2:
-            rows[place] = rows[place] * source.choice((2, 1000))
+            rows[place] = (rows[place] * source.choice((2, 1000)))[:5000]
         elif kind == 3:
-            rows = rows + [rows[place]] * 5000
+            rows = rows + [rows[place]] * min(5000, 50_000_000 // (1 + sum(map(len, rows[place]))))  # at most 50 MB more
         elif rows[place]:
             rows[place][source.randrange(len(rows[place]))] = source.choice((*paths, *TEXTS))
     text = io.StringIO(newline="")
@@ -218,7 +218,7 @@ def mutate_npz(content: bytes, source: Random) -> bytes:
             arrays[key] = array.reshape(source.choice(((-1,), (1, -1), (*array.shape, 1), (len(array), -1))))
         elif kind == 2:
             arrays[key] = array[source.choice((slice(0), slice(1), slice(None, None, -1), slice(3)))]
-        elif kind == 3 and array.dtype.kind in "iu":
+        elif kind == 3 and array.dtype.kind in "iu" and array.size:
             arrays[key] = array.astype(np.int64)
             arrays[key].flat[source.randrange(array.size)] = source.choice((-1, -2, 2**40, 2**62, 10**9, 7))
         elif kind == 4:
@@ -258,15 +258,17 @@ def mutate_folder(folder: Path, source: Random) -> None:
             (f"{number}.png", f"\x1b[2J{number}.jpg", "line\nbreak.gif", "\udcff.png", "x" * 251 + ".png", "-rf.bmp")
         )
         kind = source.randrange(8)
+        if os.path.lexists(place / name):
+            continue
         if kind == 0:
             goals = ("/dev/zero", "/etc/passwd", "/nowhere", "..", "../labeled", name, "/proc/self/fd", folder)
             (place / name).symlink_to(source.choice(goals))
         elif kind == 1:
             os.mkfifo(place / name)
         elif kind == 2:
-            (place / "/".join(["deep"] * source.choice((50, 400)))).mkdir(parents=True)
+            (place / "/".join(["deep"] * source.choice((50, 400)))).mkdir(parents=True, exist_ok=True)
         elif kind == 3:
-            (place / f"class {name[:60]}").mkdir()
+            (place / f"class {name[:60]}").mkdir(exist_ok=True)
         elif kind == 4:  # a picture whose header promises 2**31 times 2**31 pixels
             header = struct.pack(">II5B", 2**31 - 1, 2**31 - 1, 8, 2, 0, 0, 0)
             chunk = struct.pack(">I", len(header)) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
