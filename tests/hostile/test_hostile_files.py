@@ -148,6 +148,7 @@ def test_a_link_to_something_endless_is_not_read(
         ("error/ema", "NaN"),
         ("error/ema", '"low"'),
         ("error/ema", "66666.7"),
+        ("error/ema", "null"),
         ("loss/total", "[1]"),
         ("step", '"3"'),
         ("step", "1.5"),
