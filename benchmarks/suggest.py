@@ -44,7 +44,7 @@ def trained(setting: str, split: int, workspace: Workspace, labels: Path | None 
     directory = workspace.run_directory(spec)
     record = RECORDS / setting / f"split{split}-{labels.stem if labels else 'before'}.json"
     record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_bytes(directory.record.read_bytes())
+    record.write_text(directory.record.read_text().replace(f"{workspace.out.resolve()}/", ""))  # no paths of this machine
     return error, directory.path
 
 

@@ -137,7 +137,7 @@ def strangers(heads: Heads) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for name, spec in heads.specs.items():
-        for count in STRANGERS:
+        for count in STRANGERS if name == "crmatch" else STRANGERS[:1]:  # labels alone do not see them
             values = []
             for number in range(DRAWS):
                 random = np.random.default_rng(number)

@@ -15,7 +15,7 @@ from crmatch.strict_model import StrictModel
 
 LEVELS = 100
 """Answers are counted in so many equal bins of confidence."""
-MOST_ANSWERS = 10**9
+MOST_ANSWERS = 10**9  # per bin; more are a damaged file
 CERTAINTY = 0.8
 """Probability with which the error of the answers above a chosen confidence is as low as asked for."""
 Source = Literal["labels", "test"]

@@ -258,8 +258,9 @@ class RunDirectory:
 def _checked_line(line: dict[str, Any]) -> dict[str, Any]:
     """A line of the curves: a step, and numbers or None; test errors must be percentages."""
     for key, value in line.items():
-        number = math.nan if value is None else math.fsum([value])  # raises an error for anything but a number
-        if key.startswith("error/") and not 0 <= number <= 100:
+        if value is not None:
+            math.isfinite(value)  # an error for anything but a number
+        if key.startswith("error/") and (value is None or not 0 <= value <= 100):
             raise ValueError(f"{key} is {value}")
     if type(line["step"]) is not int:
         raise TypeError("step is not an integer")
