@@ -32,7 +32,7 @@ class Benchmark(NamedTuple):
     split_rule: Literal["balanced", "proportional", "folds"] = "balanced"
     channels: int = 3
     usb_mirror: bool = True  # in the `usb` recipe; USB also mirrors SVHN
-    quick_steps: int = 2000  # length of the `quick` recipe
+    quick_steps: int = 1000  # length of the `quick` recipe
 
 
 BENCHMARKS = {
