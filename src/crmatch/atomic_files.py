@@ -7,11 +7,12 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from crmatch.errors import DataError
+from crmatch.errors import DataError, RequestError
 
 MOST_TEXT = 128 << 20
 """Bytes of the largest JSON file or curves that are read: a quarter of a million log points."""
@@ -19,11 +20,19 @@ MOST_TEXT = 128 << 20
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A temporary file beside `path`, flushed to disk and renamed when the block ends; the old file is unchanged until then."""
+    """A temporary file beside `path`, flushed to disk and renamed when the block ends; the old file is unchanged until then.
+
+    The new file has the old one's permissions. A link is replaced, never followed: it could lead anywhere.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        old = path.stat() if path.exists() else None
+        if old and not stat.S_ISREG(old.st_mode):  # a rename would destroy a device or a pipe
+            raise RequestError(f"{path} exists and is not a regular file.\nName another file to write.")
         make_directory(path.parent)
         with open(temporary, "wb") as file:
+            if old:
+                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -93,4 +102,4 @@ def read_json(path: Path) -> Any:
         return json.loads(read_file(path, MOST_TEXT))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON, {str(error).splitlines()[0]}"
-        raise DataError(f"{path} cannot be read: {reason}.\nThe file is missing or damaged; restore it.") from error
+        raise DataError(f"{path} cannot be read: {reason}.\nRestore it, or make it readable.") from error

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from crmatch.augment.batches import Normalizer
+from crmatch.errors import DivergedError
 from crmatch.networks.network import Network
 from crmatch.training.meter import sum_dtype
 
@@ -46,6 +47,13 @@ class Quality(NamedTuple):
     per_class: list[float | None]  # the same for each class; None for a class without images
     confusion: list[list[int]]  # counts; rows are true classes, columns are predicted classes
     calibration_error: float  # expected calibration error in percentage points (15 equal bins of confidence)
+
+
+def finite(probabilities: Tensor) -> Tensor:
+    """The probabilities; raises a `DivergedError` if they are not numbers, because the weights are too large."""
+    if not probabilities.isfinite().all():
+        raise DivergedError("the predictions of the test images are not finite.\nTry a smaller plan.learning_rate.")
+    return probabilities
 
 
 def measure(probabilities: Tensor, labels: Tensor) -> Quality:

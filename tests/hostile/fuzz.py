@@ -1,7 +1,8 @@
 """`make fuzz`: mutated files of strangers; each ends in a result, or in a message and an exit code.
 
 A case fails if there is a traceback, another exit code, a control character in what is printed, more than 1 GiB of memory, more
-than 5 seconds, or a file outside of the folder that the command may write.
+than 5 seconds of processor time (a minute in all, if it waits), or a file outside of the folder that the command may write.
+Memory and time include child processes; their files are not watched.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from conftest import SMALLEST, exit_code, options
 from crmatch.atomic_files import checksum
 from finished import stripes_in, train_tiny, write_photos
 
-SECONDS, BYTES = 5.0, 1 << 30
-EXPECTED = {0, 2, 3, 4}
+SECONDS, WAITING, BYTES = 5.0, 60.0, 1 << 30
+EXPECTED = {0, 2, 3, 4, 5}
 SMALL = {**SMALLEST, "plan.steps": 2, "plan.evaluate_every": 1, "plan.log_every": 1, "plan.checkpoint_every": 1}
 SMALL |= {"method.rotation_images": 2}
 CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate")
@@ -62,6 +63,10 @@ class Sandbox:
         unfinished = self.root / "unfinished" / run.relative_to(self.root / "runs")
         shutil.copytree(run, unfinished)
         (unfinished / "record.json").unlink()
+        stopped = self.root / "stopped" / run.relative_to(self.root / "runs")
+        shutil.copytree(unfinished, stopped)
+        first, last = sorted((stopped / "checkpoint").glob("step-*"))
+        last.unlink()
         photos = write_photos(self.root / "photos", labeled=4, unlabeled=4, test=2)
         for number in range(4):
             Image.fromarray(np.full((9, 9, 3), 60 * number, np.uint8)).save(photos / "unlabeled" / f"{number}.png")
@@ -81,12 +86,26 @@ class Sandbox:
         with_labels = [*train, "--labels", numbers, "--out", self.root / "labels"]
         fresh = [*train, "--out", self.root / "fresh"]
         mutate_json = mutations.mutate_json
+        label_studio, cvat = self.root / "export.json", self.root / "export.xml"
+        choices = [{"value": {"choices": ["across"]}}]
+        tasks = [{"data": {"image": f"/upload/{number}.png"}, "annotations": [{"result": choices}]} for number in range(4)]
+        label_studio.write_text(json.dumps(tasks))
+        images = [f'<image name="{number}.png"><tag label="across"></tag></image>' for number in range(4)]
+        cvat.write_text("\n".join(["<annotations>", *images, "</annotations>"]))
+
+        def imported(export: Path) -> list[object]:
+            return ["data", "import", export, photos, "--out", self.root / "imported.csv"]
+
         self.targets = {
             "config.json": Target(run / "config.json", mutate_json, [evaluate] * 19 + [predict]),
             "model.safetensors": Target(run / "model.safetensors", mutations.mutate_safetensors, [evaluate] * 19 + [predict]),
             "spec.json": Target(unfinished / "spec.json", mutate_json, [listed, resumed]),
             "record.json": Target(run / "record.json", mutate_json, [listed, evaluate, report]),
             "metrics.jsonl": Target(run / "metrics.jsonl", mutations.mutate_lines, [report]),
+            "split.json": Target(unfinished / "split.json", mutate_json, [resumed]),
+            "checkpoint": Target(first, mutations.mutate_checkpoint, [[*train, "--out", self.root / "stopped"]]),
+            "export of Label Studio": Target(label_studio, mutate_json, [imported(label_studio)]),
+            "export of CVAT": Target(cvat, mutations.mutate_xml, [imported(cvat)]),
             "metrics.jsonl, resumed": Target(unfinished / "metrics.jsonl", mutations.mutate_lines, [resumed]),
             "labels.csv of a folder": Target(photos / "labels.csv", mutations.mutate_csv, [check]),
             "labels.csv of a data set": Target(numbers, mutations.mutate_csv, [with_labels]),
@@ -112,7 +131,7 @@ class Sandbox:
                 path.write_bytes(content)
 
     def spoil(self, target: Target, source: random.Random) -> None:
-        """Change the file; a model file also in the configuration that names its checksum, or a link instead of it."""
+        """Change the file, and what names its checksum: a model's configuration, a checkpoint's name; or put a link there."""
         if target.mutate is None:
             mutations.mutate_folder(target.file, source)
             return
@@ -121,6 +140,10 @@ class Sandbox:
             target.file.unlink()
             places = ("/dev/zero", "/etc/passwd", "/nowhere", "/", target.file, self.root / "pipe")
             target.file.symlink_to(source.choice(places))
+            return
+        if target.file.parent.name == "checkpoint":
+            target.file.unlink()
+            target.file.with_name(f"step-00000001-{checksum(content)}.safetensors").write_bytes(content)
             return
         target.file.write_bytes(content)
         config = target.file.with_name("config.json")
@@ -173,10 +196,15 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
         return
-    path = os.path.abspath(os.fsdecode(arguments[1 if event in ("os.rename", "os.link") else 0]))
     temporary = tempfile.gettempdir()
-    if path != temporary and not path.startswith((_allowed, f"{temporary}/crmatch-", "/dev/null", "/proc/self")):
-        _written.append(f"{event} {path}")
+    for argument in {"os.rename": arguments[:2], "os.link": arguments[1:2]}.get(event, arguments[:1]):
+        given = os.path.abspath(os.fsdecode(argument))
+        # What is opened may be a link; what is renamed or removed is the link itself.
+        folder, name = os.path.split(given)
+        path = os.path.realpath(given) if event == "open" else os.path.join(os.path.realpath(folder), name)
+        allowed = (f"{_allowed}/", f"{temporary}/crmatch-", "/proc/self/", f"/proc/{os.getpid()}/")
+        if path not in (_allowed, temporary, "/dev/null") and not path.startswith(allowed):
+            _written.append(f"{event} {path}")
 
 
 @contextlib.contextmanager
@@ -189,22 +217,32 @@ def watched(root: Path) -> Iterator[list[str]]:
         raise TooSlowError
 
     signal.signal(signal.SIGPROF, end)
+    signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_PROF, 4 * SECONDS)  # of processor time: others may use this machine
+    signal.setitimer(signal.ITIMER_REAL, WAITING)
     ctypes.CDLL(None).malloc_trim(0)  # a command of its own would not have the freed memory of earlier cases
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory
-    began, _allowed = time.process_time(), str(root)
+    began, _allowed = _processor_time(), os.path.realpath(root)
     try:
         yield problems
     finally:
         _allowed = None
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if (seconds := time.process_time() - began) > SECONDS:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if (seconds := _processor_time() - began) > SECONDS:
             problems.append(f"{seconds:.1f} seconds")
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        if (peak := int(status["VmHWM"].split()[0]) << 10) > BYTES:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        if (peak := max(children, int(status["VmHWM"].split()[0])) << 10) > BYTES:
             problems.append(f"{peak / 2**30:.1f} GiB")
         problems += [f"wrote elsewhere: {one}" for one in dict.fromkeys(_written)]
         _written.clear()
+
+
+def _processor_time() -> float:
+    """Seconds of this process and of children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def main() -> None:

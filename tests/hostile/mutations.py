@@ -172,6 +172,47 @@ def mutate_safetensors(content: bytes, source: Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + numbers
 
 
+def mutate_checkpoint(content: bytes, source: Random) -> bytes:
+    """Other values in the header, or what can be wrong with every safetensors file."""
+    if source.randrange(2):
+        return mutate_safetensors(content, source)
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    about = header["__metadata__"]
+    values = mutate_values({"step": about["step"], "values": json.loads(about["values"])}, source)
+    for key in about if isinstance(values, dict) else ():
+        text = values.get(key)
+        about[key] = text if isinstance(text, str) else json.dumps(text)
+    if source.randrange(20) == 0:
+        about["values"] = "[" * 100_000
+    text = json.dumps(header).encode("utf-8", "surrogatepass")
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
+def mutate_xml(content: bytes, source: Random) -> bytes:
+    """Other texts, missing or repeated elements, entities that expand or name files."""
+    if source.randrange(5) == 0:
+        return mutate_bytes(content, source)
+    lines = content.decode().splitlines()
+    for _ in range(source.randint(1, 3)):
+        place, kind = source.randrange(len(lines)), source.randrange(6)
+        if kind == 0:
+            del lines[place]
+            lines = lines or [""]
+        elif kind == 1:
+            lines[place] = lines[place] * source.choice((2, 1000))
+        elif kind == 2:
+            lines = ["<a>" * source.choice((100, 100_000)), *lines]
+        elif kind == 3:
+            entity = source.choice(('"' + "&b;" * 50 + '"', 'SYSTEM "file:///etc/passwd"', 'SYSTEM "/dev/zero"'))
+            lines = [f'<!DOCTYPE a [<!ENTITY b "{"x" * 1000}"><!ENTITY c {entity}>]>', *lines]
+            lines[-2] = lines[-2].replace("across", "&c;")
+        else:
+            attribute = source.choice(("0.png", "across", "name", "label"))
+            lines[place] = lines[place].replace(attribute, source.choice(TEXTS))
+    return "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
 def mutate_csv(content: bytes, source: Random) -> bytes:
     """Lines of `path,label`."""
     if source.randrange(6) == 0:

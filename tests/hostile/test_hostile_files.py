@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import fuzz
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 from conftest import Command, write_packed
-from crmatch.atomic_files import checksum, read_file
+from crmatch.atomic_files import checksum, read_file, write_file
 from crmatch.data.packed import read_packed
 from crmatch.errors import DataError
 from crmatch.networks.build import build_network, weight_shapes
@@ -24,6 +26,10 @@ from crmatch.networks.config import NETWORKS, NamedNetwork
 from crmatch.networks.pretrained import timm
 from crmatch.predict import model
 from crmatch.runs.directory import RunDirectory
+from crmatch.runs.run import run
+from crmatch.runs.workspace import Workspace
+from crmatch.training.execution import Execution
+from finished import write_photos
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -47,6 +53,22 @@ def test_sixty_mutations_of_each_file_end_in_a_result_or_a_message() -> None:
     command = [sys.executable, str(TESTS / "hostile" / "fuzz.py"), "--count", "60"]
     found = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_fuzzer_notices_files_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box, outside = tmp_path / "box", tmp_path / "outside"
+    box.mkdir()
+    outside.touch()
+    (box / "link").symlink_to(outside)
+    (box / "folder").symlink_to(tmp_path)
+    monkeypatch.setattr(fuzz, "_allowed", str(box))
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    for path in (box / "inside", box / "link", tmp_path / "box-sibling", box / "folder" / "file"):
+        fuzz._audit("open", (str(path), "w", os.O_WRONLY))
+    fuzz._audit("os.rename", (str(outside), str(box / "moved"), -1, -1))
+    fuzz._audit("os.remove", (str(box / "link"), -1))
+    found, fuzz._written = fuzz._written, []
+    assert [one.rpartition("/")[2] for one in found] == ["outside", "box-sibling", "file", "outside"]
 
 
 @pytest.mark.parametrize("key", ["setting", "data__folder", "method__name"])
@@ -233,3 +255,77 @@ def test_an_architecture_of_timm_names_no_other_files(monkeypatch: pytest.Monkey
     for name, arguments in (("hf-hub:somebody/model", {}), ("resnet18", {"checkpoint_path": "/tmp/evil.pt"})):
         with pytest.raises(DataError, match="names other files"):
             timm.build({"architecture": name, "model_args": arguments, "pretrained_cfg": {}})
+
+
+def test_writing_never_replaces_a_device_a_pipe_or_a_directory(
+    crmatch: Command, finished: Path, stripes: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe.html")
+    (tmp_path / "folder.html").mkdir()
+    for name in ("pipe.html", "folder.html"):
+        said = crmatch("report", finished, "--data-dir", stripes, "--out", tmp_path / name)
+        assert said.code == 2
+        assert name in said.err
+        assert not (tmp_path / name).is_file()
+
+
+def test_a_new_file_has_the_permissions_of_the_old_one(tmp_path: Path) -> None:
+    private = tmp_path / "private.csv"
+    private.touch(0o600)
+    write_file(private, b"new")
+    assert private.stat().st_mode & 0o777 == 0o600
+    assert private.read_bytes() == b"new"
+
+
+def test_a_file_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    write_file(tmp_path / "link", b"new")
+    assert (tmp_path / "elsewhere").read_bytes() == b"old"
+    assert (tmp_path / "link").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "tensorboard"])
+def test_a_run_does_not_write_through_links_in_its_directory(tmp_path: Path, name: str) -> None:
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    elsewhere.mkdir()
+    run.mkdir()
+    (run / name).symlink_to(elsewhere)
+    with pytest.raises(DataError, match=f"{name} is a link"), RunDirectory(run).locked():
+        pass
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut off"])
+def test_training_again_repairs_a_damaged_model(crmatch: Command, finished: Path, stripes: Path, damage: str) -> None:
+    weights, spec = finished / "model.safetensors", RunDirectory(finished).read_spec()
+    assert spec
+    before = {file: file.read_bytes() for file in (weights, finished / "config.json", finished / "record.json")}
+    if damage == "removed":
+        weights.unlink()
+    else:
+        weights.write_bytes(before[weights][:-100])
+    assert crmatch("evaluate", finished, "--data-dir", stripes).code == 3
+    run(spec, Workspace(finished.parents[2], stripes), Execution("cpu"))
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_exports_of_other_programs_are_limited(crmatch: Command, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", unlabeled=2)
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    (tmp_path / "bomb.xml").write_text('<!DOCTYPE a [<!ENTITY b "x">]><annotations/>')
+    for export in (Path("/dev/zero"), tmp_path / "pipe.json", tmp_path / "deep.json", tmp_path / "bomb.xml"):
+        said = crmatch("data", "import", export, photos)
+        assert said.code in (2, 3)
+        assert str(export) in said.err
+        assert "Traceback" not in said.err
+
+
+@pytest.mark.process
+def test_a_full_standard_output_is_a_message(finished: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "crmatch", "runs", str(finished), "--json"]
+        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert said.returncode == 3
+    assert "Traceback" not in said.stderr
+    assert "No space left" in said.stderr

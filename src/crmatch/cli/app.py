@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Annotated
 
@@ -64,6 +65,7 @@ def main() -> None:
         command = typer.main.get_command(app)
         arrange(command)
         command(standalone_mode=False)
+        sys.stdout.flush()
     except CRMatchError as error:
         if is_main_process() or isinstance(error, LostProcessError):
             typer.echo("\n".join(map(printable, f"crmatch: {error}".split("\n"))), err=True)
@@ -75,6 +77,13 @@ def main() -> None:
         if message:  # empty if the help was printed because there were no arguments
             typer.echo(f"crmatch: {message}\nSee crmatch --help.", err=True)
         raise SystemExit(2) from None
+    except OSError as error:  # everything that is expected has a message of its own
+        if isinstance(error, BrokenPipeError):  # the reader, for example head, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+            raise SystemExit(1) from None
+        place = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"crmatch: {printable(f'{place}{error.strerror or error}')}.\nCheck permissions and free space.", err=True)
+        raise SystemExit(3) from None
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise

@@ -91,4 +91,4 @@ def runs(
             row["error %"] = "unfinished" if state == "unfinished" else "no test set" if value is None else f"{value:.2f}"
         options.print_rows(rows, as_json=False)
     else:
-        typer.echo(f"No such run in {folder}.")
+        typer.echo(f"There are no runs to list in {folder}.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from crmatch.cli.options import CodeOption, DataDirOption, JsonOption, RunArgument, next_round, print_rows, workspace_at
-from crmatch.errors import DataError, RequestError
+from crmatch.errors import DataError, RequestError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,8 @@ def predict(
     typer.echo(_how_often_right(model, abstain), err=True)
     text = found.text("json" if out and out.suffix == ".json" else "csv", abstain, probabilities)
     if out is None:
-        typer.echo(text, nl=False)
+        # A terminal obeys control characters in names of files; programs must get the names as they are.
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in text.splitlines()) if sys.stdout.isatty() else text)
     else:
         write_file(out, text.encode())
         typer.echo(f"{len(paths) - len(found.unreadable):,} pictures predicted: {out}")

@@ -51,19 +51,22 @@ class _Deployed(nn.Module):
 
 
 def export_model(model: Model, form: Format, out: Path, images: Tensor) -> float:
-    """Write `model` to `out` and compare the predictions of that file with the model's.
+    """Write `model` to `out`, if the predictions of the exported program are those of the model.
 
     They are compared on `images`, at least two, uint8 (N, C, H, W) at the model's image size. Returns the largest absolute
     difference of a probability.
     """
-    write = _write_torch if form == "torch" else _write_onnx
-    read = write(_Deployed(model).eval(), images[:2].contiguous(), describe(model), out)
+    make = _torch_program if form == "torch" else _onnx_program
+    content, read = make(_Deployed(model).eval(), images[:2].contiguous(), describe(model))
     expected = model.predict_probabilities(images)
     found = [read(images[:size].contiguous()) for size in (1, 7, len(images))]  # the batch size must not be fixed
     difference = max(float((part - expected[: len(part)]).abs().max()) for part in found)
     if difference > LARGEST_DIFFERENCE:
-        problem = f"{out} differs from the model by up to {difference:.2g} in a probability"
-        raise RequestError(f"{problem}.\nPlease report this with the model.")
+        problem = f"the exported program differs from the model by up to {difference:.2g} in a probability"
+        raise RequestError(f"{problem}, so {out} is not written.\nPlease report this with the model.")
+    write_file(out, content)
+    if form == "onnx" and not (script := out.with_name(SCRIPT)).exists():  # somebody may have changed it
+        write_file(script, Path(__file__).with_name(SCRIPT).read_bytes())
     return difference
 
 
@@ -82,17 +85,17 @@ def describe(model: Model) -> dict[str, str]:
     }
 
 
-def _write_torch(module: nn.Module, example: Tensor, about: dict[str, str], out: Path) -> Predict:
+def _torch_program(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[bytes, Predict]:
     file = io.BytesIO()
     with torch.no_grad():
         program = torch.export.export(module, (example,), dynamic_shapes=SHAPES)
     torch.export.save(program, file, extra_files={"crmatch.json": json.dumps(about, indent=1)})
-    write_file(out, file.getvalue())
-    loaded = torch.export.load(out).module()
-    return lambda images: cast(Tensor, loaded(images).detach())
+    content = file.getvalue()
+    loaded = torch.export.load(io.BytesIO(content)).module()
+    return content, lambda images: cast(Tensor, loaded(images).detach())
 
 
-def _write_onnx(module: nn.Module, example: Tensor, about: dict[str, str], out: Path) -> Predict:
+def _onnx_program(module: nn.Module, example: Tensor, about: dict[str, str]) -> tuple[bytes, Predict]:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - torch's exporter needs it
@@ -104,8 +107,6 @@ def _write_onnx(module: nn.Module, example: Tensor, about: dict[str, str], out: 
         warnings.simplefilter("ignore")  # deprecation warnings inside the exporter
         exported: Any = torch.onnx.export(module, (example,), dynamic_shapes=SHAPES, dynamo=True, verbose=False, **names)
     exported.model.metadata_props.update(about)
-    write_file(out, exported.model_proto.SerializeToString())
-    if not (script := out.with_name(SCRIPT)).exists():  # somebody may have changed it
-        write_file(script, Path(__file__).with_name(SCRIPT).read_bytes())
-    session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    content: bytes = exported.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return content, lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])

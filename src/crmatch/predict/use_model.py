@@ -33,7 +33,13 @@ def main() -> None:
         picture = picture.convert(mode).resize((width, height), Image.Resampling.LANCZOS)
         pixels = np.asarray(picture.crop((left, top, left + size, top + size))).reshape(1, size, size, -1)
         probabilities = session.run(None, {"images": pixels.transpose(0, 3, 1, 2)})[0][0]
-        output.writerow([path, names[probabilities.argmax()], f"{probabilities.max():.4f}"])
+        cells = [as_text(path), as_text(names[probabilities.argmax()])]
+        output.writerow([*cells, f"{probabilities.max():.4f}"])
+
+
+def as_text(cell: str) -> str:
+    """The text with a quote before what a spreadsheet would compute, such as =1+1."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from crmatch.atomic_files import MOST_TEXT, make_directory, read_file, read_json, write_file
+from crmatch.atomic_files import MOST_TEXT, checksum, make_directory, read_file, read_json, write_file
 from crmatch.data.settings import Setting
 from crmatch.errors import DataError, InUseError, RequestError
 from crmatch.methods import kind_of
@@ -191,6 +191,7 @@ class RunDirectory:
         """Own the directory, which is created if needed; raises `InUseError` if another process does."""
         try:
             make_directory(self.path)
+            self._check_directories()
             lock = FileLock(self.lock).acquire(timeout=0)
         except Timeout as error:
             found = f"{self.path} is in use by another process"
@@ -200,6 +201,12 @@ class RunDirectory:
             raise DataError(f"{reason}.\nChoose a directory you may write to with --out.") from error
         with lock:
             yield
+
+    def _check_directories(self) -> None:
+        """A link in the directory of a stranger would make a run write and remove files elsewhere."""
+        for path in (self.checkpoints, self.tensorboard):
+            if path.is_symlink() or (path.exists() and not path.is_dir()):
+                raise DataError(f"{path} is a link or a file, not a directory.\nRemove it, or choose another --out.")
 
     def set_aside(self) -> None:
         """Rename an existing directory to the first free `<name>.old<k>`, so that the run is trained from the beginning."""
@@ -235,6 +242,13 @@ class RunDirectory:
     def read_record(self) -> RunRecord | None:
         """The record of a finished run; None if it is not finished."""
         return parse_record(read_json(self.record), self.record) if self.record.exists() else None
+
+    def model_is_intact(self) -> bool:
+        """Whether the weights of a finished run are those that its configuration names."""
+        try:
+            return bool(read_json(self.model_config)["checksum"] == checksum(read_file(self.model)))
+        except (DataError, OSError, KeyError, TypeError):
+            return False
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The curves. The last line is left out if a kill cut it short; any other damaged line is an error."""

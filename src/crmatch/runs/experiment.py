@@ -21,7 +21,7 @@ from crmatch.data.load import add_labels, load_data
 from crmatch.data.settings import Setting
 from crmatch.data.splits import Split, balanced, given_split, make_split
 from crmatch.errors import RequestError
-from crmatch.evaluation import Quality, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
+from crmatch.evaluation import Quality, finite, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
 from crmatch.methods.base import LossTerms, Models
 from crmatch.networks.build import build_network
 from crmatch.networks.network import Network
@@ -166,7 +166,7 @@ class Experiment:
         if self._test is None:
             return None
         images, labels = self._test
-        return predict_probabilities(network, images, self.normalizer).cpu(), labels
+        return finite(predict_probabilities(network, images, self.normalizer).cpu()), labels
 
     def evaluated(self, models: Models) -> Network:
         """The model whose error the method reports."""

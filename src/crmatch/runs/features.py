@@ -24,6 +24,7 @@ from crmatch.data.images import DataSet
 from crmatch.data.settings import GENERIC, Setting
 from crmatch.data.splits import Split
 from crmatch.errors import RequestError
+from crmatch.evaluation import finite
 from crmatch.methods.base import Models
 from crmatch.networks.build import assemble
 from crmatch.networks.config import PretrainedConfig
@@ -229,7 +230,7 @@ class HeadExperiment(Experiment):
         """Probabilities (N, K) and true classes (N,) of the test images; None without a test set."""
         if self._test_features is None or self.data.test is None:
             return None
-        return self._probabilities(network, self._test_features), self.data.test.labels
+        return finite(self._probabilities(network, self._test_features)), self.data.test.labels
 
     def deployed_network(self, models: Models) -> Network:
         """The pretrained backbone with the trained classifier."""

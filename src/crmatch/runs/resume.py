@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -31,7 +32,10 @@ EARLIER = {number: f"crmatch of commit {commit}" for number, commit in {1: "e72e
 
 
 def finished_record(directory: RunDirectory, spec: RunSpec, resume: Literal["auto", "never"]) -> RunRecord | None:
-    """The record if the run is finished, None if it can be started or resumed; raises if the directory holds another run."""
+    """The record if the run is finished, None if it can be started or resumed; raises if the directory holds another run.
+
+    A finished run whose model was damaged or removed is resumed: its last checkpoint is that of the last step.
+    """
     started = directory.read_spec()
     if started is None:
         if directory.record.exists() or checkpoint_files(directory.checkpoints):
@@ -42,7 +46,11 @@ def finished_record(directory: RunDirectory, spec: RunSpec, resume: Literal["aut
     if resume == "never":
         found = f"{directory.path} already holds this run, and --resume never was asked for"
         raise RequestError(f"{found}.\nUse --resume auto to resume it, choose another --out, or remove the directory.")
-    return directory.read_record()
+    record = directory.read_record()
+    if record and not directory.model_is_intact():
+        logger.warning("the model in %s is missing or damaged, so it is made again from the last checkpoint", directory.path)
+        return None
+    return record
 
 
 def restore(training: Training, directory: RunDirectory, fingerprint: str) -> bool:
@@ -55,9 +63,11 @@ def restore(training: Training, directory: RunDirectory, fingerprint: str) -> bo
     try:
         _check(checkpoint, directory, fingerprint, checkpoint_values(training))
         training.restore(checkpoint)
+        if checkpoint.step > training.total_steps or not (0 <= training.images <= 10**15 and 0 <= training.seconds < math.inf):
+            raise ValueError("impossible counts")
     except CRMatchError:
         raise
-    except (KeyError, IndexError, ValueError, TypeError, RuntimeError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, OverflowError, RuntimeError) as error:
         found = f"the checkpoint of step {checkpoint.step} in {directory.path} does not fit its spec"
         raise ResumeError(f"{found}.\nRemove the directory to start the run from the beginning.") from error
     logger.info("resuming %s after step %d", directory.path, checkpoint.step)
@@ -73,12 +83,16 @@ def checkpoint_values(training: Training) -> dict[str, Any]:
 
 def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, now: dict[str, Any]) -> None:
     before = {"processes": 1, "compiled": False, **checkpoint.values}
+    if type(before["numerics"]) is not int:
+        raise ValueError("numerics is not an integer")
     if before["numerics"] != NUMERICS:
         found = f"{directory.path} was started with numerics {before['numerics']}; this version has {NUMERICS}"
         writer = before.get("version") or EARLIER.get(before["numerics"], "the version that started it")
         raise ResumeError(f"{found}.\nFinish it with {writer}, or remove the directory.")
     split = read_json(directory.split)
     started = split.get("data_fingerprint") if isinstance(split, dict) else None
+    if not isinstance(started, str):
+        raise DataError(f"{directory.split} is damaged.\nRestore it, or remove the directory to start the run again.")
     if started != fingerprint:
         found = f"the data of {directory.path} changed since the run began (fingerprint {started} then, {fingerprint} now)"
         raise DataError(f"{found}.\nBring the old data back, or choose another --out.")

@@ -66,7 +66,7 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
     for file in checkpoint_files(directory):
         try:
             checkpoint = _read(file)
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
             logger.warning("the checkpoint %s is damaged: %s", file, reason)
             damaged.append(file)
@@ -90,4 +90,7 @@ def _read(file: Path) -> Checkpoint:
         raise ValueError("its bytes do not fit the checksum in its name")
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-    return Checkpoint(int(metadata["step"]), safetensors.torch.load(content), json.loads(metadata["values"]))
+    step, values = int(file.name.split("-")[1]), json.loads(metadata["values"])
+    if metadata["step"] != str(step) or not isinstance(values, dict):
+        raise ValueError("its content does not fit its name")
+    return Checkpoint(step, safetensors.torch.load(content), values)

@@ -141,6 +141,8 @@ class Training:
         for name, tensor in groups["optimizer"].items():
             index, _, key = name.partition("/")
             parameter = parameters[int(index)]
+            if tensor.ndim and tensor.shape != parameter.shape:  # one number per parameter, or one for all
+                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}")
             # Buffers get the memory layout of their parameter again; otherwise optimizer steps are several times slower.
             value = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor
             state.setdefault(int(index), {})[key] = value.detach()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
+from crmatch.atomic_files import MOST_TEXT, read_file
 from crmatch.data.folder.scan import find_pictures
 from crmatch.errors import DataError, RequestError
 
@@ -31,11 +32,12 @@ class Imported(NamedTuple):
 def read_export(file: Path, folder: Path) -> Imported:
     """The labels of an export for the pictures below `folder`, matched by the longest unambiguous end of their paths."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_file(file, MOST_TEXT).decode("utf-8-sig")
         entries = list(_entries(text, file.suffix.lower()))
+        "".join(label for _, labels in entries for label in labels).encode()  # an error for what cannot be written
     except OSError as error:
         raise RequestError(f"{file} cannot be read: {str(error.strerror).lower()}.\nName an exported file.") from error
-    except (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ElementTree.ParseError, csv.Error) as error:
         found = f"{file} is not an export that is known here: {str(error).splitlines()[0]}"
         raise DataError(f"{found}.\nExport JSON or CSV from Label Studio, or 'CVAT for images' from CVAT.") from error
     by_end = _ends([str(path.relative_to(folder)) for path in find_pictures(folder)])
@@ -54,6 +56,8 @@ def read_export(file: Path, folder: Path) -> Imported:
 def _entries(text: str, ending: str) -> Iterator[tuple[str, set[str]]]:
     """The name of each picture, and its labels."""
     if ending == ".xml":  # CVAT for images 1.1
+        if "<!DOCTYPE" in text:  # its entities can expand to gigabytes
+            raise ValueError("it has a document type, which CVAT does not write")
         for image in ElementTree.fromstring(text).iter("image"):
             yield image.attrib["name"], {tag.attrib["label"] for tag in image.iter("tag")}
     elif ending == ".json":  # Label Studio: JSON, or JSON-MIN, which is a table

@@ -322,7 +322,9 @@ def label_lines(file: Path) -> list[tuple[str, str]]:
         lines = [[unguarded(row[column].strip()) if column < len(row) else "" for column in columns] for row in rows]
     except FileNotFoundError as error:
         raise RequestError(f"there is no labels file {file}.\nIt needs a header path,label and a line per picture.") from error
-    except (OSError, UnicodeError, csv.Error) as error:
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}.\nName a CSV file that you may read.") from error
+    except (UnicodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {str(error).splitlines()[0]}.\nSave it as CSV in UTF-8.") from error
     return [(path, label) for path, label in lines if path]
 
