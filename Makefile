@@ -55,7 +55,7 @@ crash-test: $(INSTALLED)
 crash-points: $(INSTALLED)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/crash/points.py
 
-# Kill ranks of torchrun, start eight commands at once: 5 minutes.
+# Kill ranks of torchrun, start eight commands at once: 16 minutes.
 restarts: $(INSTALLED)
 	PYTHONPATH=tests $(BIN)/python tests/crash/processes.py
 
