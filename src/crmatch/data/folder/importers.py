@@ -19,6 +19,8 @@ from crmatch.errors import DataError, RequestError
 
 IMAGE_COLUMNS = ("image", "file_name", "filename", "path", "img", "picture")
 LABEL_COLUMNS = ("choice", "label", "class")
+MOST_XML = 24 << 20
+"""Characters of the longest XML that is read, enough for a hundred thousand pictures; it takes thirty times as much memory."""
 
 
 class Imported(NamedTuple):
@@ -56,6 +58,8 @@ def read_export(file: Path, folder: Path) -> Imported:
 def _entries(text: str, ending: str) -> Iterator[tuple[str, set[str]]]:
     """The name of each picture, and its labels."""
     if ending == ".xml":  # CVAT for images 1.1
+        if len(text) > MOST_XML:
+            raise ValueError(f"it is longer than {MOST_XML >> 20} MB")
         if "<!DOCTYPE" in text:  # its entities can expand to gigabytes
             raise ValueError("it has a document type, which CVAT does not write")
         for image in ElementTree.fromstring(text).iter("image"):
