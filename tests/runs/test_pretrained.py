@@ -44,6 +44,7 @@ SMALL = {"data.image_size": 32, "network.weak_views": 1, "network.strong_views":
 SHORT_HEAD = SMALL | {"plan.steps": 20, "plan.evaluate_every": 10, "plan.log_every": 5, "plan.checkpoint_every": 5}
 SHORT_TUNE = SMALL | {"plan.steps": 4, "plan.evaluate_every": 2, "plan.log_every": 1, "plan.checkpoint_every": 2}
 SHORT_TUNE |= {"plan.labeled_batch_size": 6, "plan.unlabeled_batch_size": 12, "method.rotation_images": 4}
+SHORT_TUNE |= {"method.feature_distance_weight": 1.0, "method.rotation_weight": 1.0}  # the recipe has them switched off
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -119,6 +120,14 @@ def test_the_model_of_a_head_predicts_images_as_it_was_measured_on_features(work
     # Half-precision features may move an image that lies on the border of two classes.
     assert abs(100 * wrong.float().mean().item() - record.error) <= 100 / len(data.test)
     assert model.config["architecture"] == {"size": 0}
+
+
+@pytest.mark.parametrize("name", ["head", "tune"])
+def test_pretrained_recipes_of_crmatch_are_fixmatch(name: str) -> None:
+    ours, other = (recipe(parse_setting("digits@4"), method, name) for method in ("crmatch", "fixmatch"))
+    assert [view.name for view in ours.method.views] == [view.name for view in other.method.views]
+    assert ours.method.weights == other.method.weights
+    assert ours.plan == other.plan
 
 
 @pytest.mark.parametrize("name", ["head", "tune"])
