@@ -38,8 +38,8 @@ INTRODUCTION = """# Pretrained backbones
 
 Test errors in percent with EfficientNet-Lite0: mean ± half of the 95 % interval (Student's t) over splits or draws 1 to 3, n
 in the second column. Made by `python benchmarks/backbones.py`; figures are in `backbones.json`, records in
-`records/backbones/`. signs and plantdoc are folders of photos, of which some are labeled at random. The seconds in the records are of one thread on a
-machine that was also used otherwise.
+`records/backbones/`. signs and plantdoc are folders of photos, of which some are labeled at random. The seconds in the
+records are of one thread on a machine that was also used otherwise.
 
 The recipes were chosen on splits 4 and 5 of eurosat_small and cifar10_small, with two exceptions: that pictures are enlarged at
 most fourfold was decided after split 1 of eurosat_small had 26.0 % at 224 pixels, and that tuning has no distance and rotation
@@ -59,8 +59,8 @@ leaves time for it. All methods have the same number of steps; a step of CR-Matc
 column is CR-Match minus FixMatch, paired by split: below zero CR-Match is better; an interval that contains zero shows nothing.
 
 CR-Match is worse on eurosat_small@4. On split 4 of eurosat_small@4 it was better (15.0 against 16.5 at 96 pixels; without the
-rotation term 17.6), on split 4 of stl10_small@4 equal (31.0 against 30.6, 150 steps). It gains nothing in the mean, and its
-steps take 1.4 times as long, so the recipe `tune` has the distance and rotation terms switched off. CR-Match is then FixMatch
+rotation term 17.6), on split 4 of stl10_small@4 equal (31.0 against 30.6, 150 steps). It gains nothing in the mean over these
+sets, and its steps take 1.4 times as long, so the recipe `tune` has the distance and rotation terms switched off. CR-Match is then FixMatch
 with distribution alignment, to the bit. `--set method.feature_distance_weight=1 --set method.rotation_weight=1` switches them
 on.
 
