@@ -58,11 +58,11 @@ What `crmatch train FOLDER --minutes N` adds: the network is trained further, fr
 leaves time for it. All methods have the same number of steps; a step of CR-Match has 160 images, one of FixMatch 112. The last
 column is CR-Match minus FixMatch, paired by split: below zero CR-Match is better; an interval that contains zero shows nothing.
 
-CR-Match is worse on eurosat_small@4. On split 4 of eurosat_small@4 it was better (15.0 against 16.5 at 96 pixels; without the
-rotation term 17.6), on split 4 of stl10_small@4 equal (31.0 against 30.6, 150 steps). It gains nothing in the mean over these
-sets, and its steps take 1.4 times as long, so the recipe `tune` has the distance and rotation terms switched off. CR-Match is then FixMatch
-with distribution alignment, to the bit. `--set method.feature_distance_weight=1 --set method.rotation_weight=1` switches them
-on.
+CR-Match is worse on eurosat_small@4. On split 4 of eurosat_small@4 it was better (15.0 against 16.5 at 96 pixels; without
+the rotation term 17.6), on split 4 of stl10_small@4 equal (31.0 against 30.6, 150 steps). It gains nothing in the mean over
+these sets, and its steps take 1.4 times as long, so the recipe `tune` has the distance and rotation terms switched off.
+CR-Match is then FixMatch with distribution alignment, to the bit. `--set method.feature_distance_weight=1 --set
+method.rotation_weight=1` switches them on.
 
 """
 TIMES = """
