@@ -21,10 +21,12 @@ from conftest import Command, options
 from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError, StoppedError
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
+from crmatch.networks.pretrained.load import describe_input
 from crmatch.networks.pretrained.weights import installed_file
 from crmatch.predict.label_suggestions import read_run
 from crmatch.predict.model import load
 from crmatch.runs.cross_validation import Evidence, compare, cross_validate, folds
+from crmatch.runs.directory import variant
 from crmatch.runs.experiment import Experiment
 from crmatch.runs.features import FeatureStore, HeadExperiment
 from crmatch.runs.image_size import choose_image_size, largest_without_loss
@@ -370,6 +372,21 @@ def test_a_tuned_network_is_the_start_of_the_next_round(workspace: Workspace) ->
     assert all(torch.equal(state[name], value) for name, value in kept.items())
     assert not elsewhere.out.exists()  # no head was trained for it
     assert run(again, elsewhere).final["loss/total"] != before.final["loss/total"]
+
+
+@pytest.mark.parametrize("name", ["head", "tune"])
+def test_a_run_with_a_given_size_has_another_name_than_one_whose_size_is_chosen(name: str) -> None:
+    setting = parse_setting("digits@4")
+    given = recipe(setting, "crmatch", name)
+    chosen = replace(given, **{"network.size_chosen": True})
+    assert "image_size=96" in variant(given, setting)
+    assert "image_size" not in variant(chosen, setting)
+
+
+def test_a_network_with_a_single_image_size_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = describe_input("efficientnet-lite0")._replace(image_size=224, multiple_of=224)
+    monkeypatch.setattr("crmatch.networks.pretrained.load.describe_input", lambda backbone: fixed)
+    assert recipe(parse_setting("digits@4"), "crmatch", "head").data.image_size == 224
 
 
 def test_keys_that_came_later_rename_no_run() -> None:

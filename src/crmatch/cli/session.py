@@ -60,7 +60,7 @@ class Session:
                 spec = self._fit_into(minutes, seconds, spec, workspace, progress)
                 if spec.recipe == "tune" and (spec.plan.steps or 0) < LEAST_TUNING_STEPS:
                     if self.speaks:
-                        found = f"The time that is left allows {spec.plan.steps} steps of tuning, too few to help"
+                        found = f"The time that is left is too short for {LEAST_TUNING_STEPS} steps of tuning"
                         typer.echo(f"{found}: the network stays frozen. Use more --minutes.", err=True)
                     return self.train(head_of(spec, workspace.setting_of(spec)), workspace.named(None))
             for name in self.trackers if is_main_process() else ():

@@ -122,7 +122,7 @@ def train(
     if not long_is_wanted:
         _refuse_long_run(specs[0], workspace, execution)
     if parsed.folder and is_main_process():
-        report, used = check_pictures(specs[0], workspace, reason, quiet)
+        report, used = check_pictures(specs[0], workspace, reason, quiet, minutes)
         if not quiet:
             lines = report.lines() if report.is_new(workspace.data_dir) else report.short_lines()
             typer.echo("\n".join([*lines, used]), err=True)
@@ -172,7 +172,7 @@ def train(
         best = paths[0]
         if evidence and recipe == "head":
             best = paths[0 if evidence.unlabeled_help else 1]
-            typer.echo(f"By cross-validation the better model is {best}")
+            typer.echo(f"Recommended: {best}")
         run = shlex.quote(str(best))
         label = f", crmatch label {run} to label more pictures, crmatch predict {run} PICTURES..." if parsed.folder else ""
         mistakes = " to see its mistakes" if ordered[0].error is not None else ""
@@ -295,7 +295,9 @@ def _refuse_long_run(spec: RunSpec, workspace: Workspace, execution: Execution) 
     raise RequestError(f"{run}, would take long: {describe_cost(cost)}.\n{advice}")
 
 
-def check_pictures(spec: RunSpec, workspace: Workspace, reason: str, quiet: bool) -> tuple[Preflight, str]:
+def check_pictures(
+    spec: RunSpec, workspace: Workspace, reason: str, quiet: bool, minutes: float | None = None
+) -> tuple[Preflight, str]:
     """Decode a folder's pictures with a progress bar: the report, and a line about their size in training and its cost.
 
     `reason`, in parentheses, tells why this size was chosen.
@@ -309,7 +311,7 @@ def check_pictures(spec: RunSpec, workspace: Workspace, reason: str, quiet: bool
     assert setting.folder is not None
     with Bar("pictures", quiet) as progress:
         report = check_folder(setting.folder, size, workspace.data_dir, setting.labels_file, progress, advise_size=was_given)
-    line = describe_size(spec, setting, sum(one.labeled for one in report.classes) + report.unlabeled, reason)
+    line = describe_size(spec, setting, sum(one.labeled for one in report.classes) + report.unlabeled, reason, minutes)
     if spec.augmentation.mirror:
         line += " It mirrors pictures; for text or left/right classes add --set augmentation.mirror=false"
     return report, line

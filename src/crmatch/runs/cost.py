@@ -46,6 +46,7 @@ MEASURED_THREADS = 2
 # Seconds per multiply-add of a forward pass by onnxruntime: 90,000 views of cifar10_small at 96 pixels took 120 s.
 FEATURE_SECONDS = 1.9e-11
 TRAINING_FACTOR = 3.0  # time of a training image by torch, the first third of the network frozen, in such forward passes
+HEADS_SECONDS = 15.0  # to start, to train two heads and to cross-validate them
 USEFUL_STEPS = 400  # of tuning, for which the image size must leave time
 # Two assumptions about a GPU: FixMatch's 2^20 steps take two to three days, and launches bound a step from below.
 GPU_OPERATIONS, GPU_STEP_SECONDS = 6e12, 0.03
@@ -172,11 +173,11 @@ def _fast_layers(network: FastNetConfig, channels: int, side: int) -> list[Layer
     return layers
 
 
-def pretrained_seconds(spec: RunSpec, images: int) -> float:
-    """Seconds of a run with a pretrained backbone: features of `images` pictures, and 400 steps of tuning."""
+def pretrained_seconds(spec: RunSpec, images: int, steps: int = USEFUL_STEPS) -> float:
+    """Seconds of a run with a pretrained backbone: features of `images` pictures, and so many steps of tuning."""
     assert isinstance(spec.network, PretrainedConfig)
     views = images * (1 + spec.network.weak_views + spec.network.strong_views)
-    return feature_seconds(spec, views) + (tuning_seconds(spec, USEFUL_STEPS) if spec.network.train == "all" else 0.0)
+    return feature_seconds(spec, views) + (tuning_seconds(spec, steps) if spec.network.train == "all" else 0.0)
 
 
 def feature_seconds(spec: RunSpec, views: int) -> float:
@@ -194,17 +195,23 @@ def _forward_seconds(spec: RunSpec) -> float:
     return sum(layer.weights * layer.pixels for layer in layers) * FEATURE_SECONDS * MEASURED_THREADS / threads_in_use()
 
 
-def describe_size(spec: RunSpec, setting: Setting, images: int, reason: str = "") -> str:
+def describe_size(spec: RunSpec, setting: Setting, images: int, reason: str = "", minutes: float | None = None) -> str:
     """The image size of a run on a folder in one sentence, with what another size would cost."""
     size, pretrained = spec.data.image_size, isinstance(spec.network, PretrainedConfig)
-    other = (128 if size >= 224 else 224) if pretrained else 2 * size
+    # Enlarging more than fourfold was of no use (docs/results/backbones.md).
+    useful = [side for side in (224, 160, 128, 96) if side != size and side <= 4 * setting.image_size]
+    other = (useful or [224])[0] if pretrained else 2 * size
 
     def seconds(side: int) -> float:
         resized = replace(spec, **{"data.image_size": side})
-        found = pretrained_seconds(resized, images) if pretrained else estimate(resized, setting).cpu_seconds
-        return max(1.0, found) if found else 0.0
+        if not pretrained:
+            return max(1.0, estimate(resized, setting).cpu_seconds or 1.0)
+        found = pretrained_seconds(resized, images, spec.plan.steps or USEFUL_STEPS)
+        return HEADS_SECONDS + found if found else 0.0
 
     used = f"Pictures of about {setting.image_size} px are used at {size} px{reason}"
+    if minutes:
+        return f"{used}. Training takes about {duration(60 * minutes)}, as asked for."
     if not seconds(size):
         return f"{used}. Choose another size with --image-size."
     times = f"about {duration(seconds(size))}; at {other} px it would take {duration(seconds(other))}"

@@ -118,6 +118,8 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     if getattr(spec.network, "size_chosen", False):
         named += ["data.image_size", "network.size_chosen"]
     changed = {key: value for key, (value, _) in differences(spec, base).items() if key not in named}
+    if not getattr(spec.network, "size_chosen", True):  # the name without a size is that of the run whose size is chosen
+        changed["data.image_size"] = spec.data.image_size
     if isinstance(spec.method, StoredMethod):  # its defaults are not known, so all of its values are shown
         changed |= {f"method.{key}": value for key, value in (spec.method.model_extra or {}).items()}
     return dict(sorted(changed.items()))

@@ -151,6 +151,7 @@ def _pretrained(setting: Setting, method: Kind, name: str, backbone: str) -> Run
     expected = describe_input(backbone)
     # Smaller pictures are enlarged to 96 pixels: pretrained networks recognize little below that.
     size = min(max(setting.image_size, 96), expected.image_size) // expected.multiple_of * expected.multiple_of
+    size = size or expected.image_size  # the only one that this network takes
     channels = slice(None) if setting.channels == 3 else slice(1)
     adam: dict[str, Any] = {"optimizer": "adam", "decay_rule": "decoupled", "weight_decay": 0.0}
     average = {"ema_decay": 0.99, "ema_warmup": True}
