@@ -311,9 +311,10 @@ def label_lines(file: Path) -> list[tuple[str, str]]:
             raise DataError(
                 f"{file} has more than {MOST_BYTES >> 20} MB.\nA line is a path and a label; remove what else it has."
             )
-        text = read_file(file).decode("utf-8-sig")
-        delimiter = ";" if ";" in text.partition("\n")[0] else ","
-        rows = (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row)
+        text = io.TextIOWrapper(io.BytesIO(read_file(file)), "utf-8-sig", newline="")  # decoded in pieces
+        delimiter = ";" if ";" in text.readline() else ","
+        text.seek(0)
+        rows = (row for row in csv.reader(text, delimiter=delimiter) if row)
         header = [COLUMNS.get(name, name) for name in (cell.strip().lower() for cell in next(rows, []))]
         if not {"path", "label"} <= {*header}:
             found = join_names(header) or "empty"
