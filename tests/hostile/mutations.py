@@ -258,7 +258,8 @@ def mutate_npz(content: bytes, source: Random) -> bytes:
             with contextlib.suppress(RuntimeError, ValueError):  # not every type can be converted
                 arrays[key] = array.astype(source.choice(kinds))
         elif kind == 1:
-            arrays[key] = array.reshape(source.choice(((-1,), (1, -1), (*array.shape, 1), (len(array), -1))))
+            with contextlib.suppress(ValueError):  # of an empty array
+                arrays[key] = array.reshape(source.choice(((-1,), (1, -1), (*array.shape, 1), (len(array), -1))))
         elif kind == 2:
             arrays[key] = array[source.choice((slice(0), slice(1), slice(None, None, -1), slice(3)))]
         elif kind == 3 and array.dtype.kind in "iu" and array.size:
