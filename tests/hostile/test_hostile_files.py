@@ -329,3 +329,27 @@ def test_a_full_standard_output_is_a_message(finished: Path) -> None:
     assert said.returncode == 3
     assert "Traceback" not in said.stderr
     assert "No space left" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"test_labels": np.array([-1] * 12)}, "negative label"),
+        ({"class_names": np.array(["a", "\ud800", "c"])}, "cannot be written"),
+    ],
+)
+def test_packed_sets_need_test_labels_and_names_that_can_be_written(
+    tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    write_packed(tmp_path / "stripes.npz")
+    content = {**np.load(tmp_path / "stripes.npz"), **arrays}
+    np.savez(tmp_path / "stripes.npz", **content)
+    with pytest.raises(DataError, match=message):
+        read_packed(tmp_path / "stripes.npz")
+
+
+def test_a_labels_file_that_links_to_itself_is_a_message(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").symlink_to(tmp_path / "labels.csv")
+    said = crmatch("train", "stripes@2", "--data-dir", stripes, "--labels", tmp_path / "labels.csv")
+    assert said.code in (2, 3)
+    assert "labels.csv" in said.err

@@ -78,11 +78,17 @@ def read_packed(path: Path) -> Arrays:
             raise DataError(f"{key} of {path} must be uint8 (N, H, W, C), found {array.dtype} {array.shape}.")
         if key.endswith("_labels") and (array.dtype.kind not in "iu" or array.ndim != 1 or not array.size):
             raise DataError(f"{key} of {path} must be a list of integers, found {array.dtype} {array.shape}.")
+    if int(arrays["test_labels"].min()) < 0:
+        raise DataError(f"test_labels of {path} has a negative label.\nOnly training images may be unlabeled (-1).")
     if int(arrays["train_labels"].max()) >= len(arrays["train_labels"]):
         found = f"train_labels of {path} go up to {arrays['train_labels'].max()} for {len(arrays['train_labels'])} images"
         raise DataError(f"{found}.\nNumber the classes from 0.")
     if "class_names" not in arrays:
         arrays["class_names"] = np.array([str(label) for label in range(int(arrays["train_labels"].max()) + 1)])
+    try:
+        "".join(map(str, arrays["class_names"].flat)).encode()
+    except UnicodeError as error:
+        raise DataError(f"class_names of {path} has characters that cannot be written.\nUse plain text.") from error
     return arrays
 
 

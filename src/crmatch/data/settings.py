@@ -86,6 +86,11 @@ def default_data_dir() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "crmatch"
 
 
+def _resolved(path: Path | None) -> Path | None:
+    """The path without links; `Path.resolve` would raise an error for a link to itself."""
+    return Path(os.path.realpath(path)) if path else None
+
+
 def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | None = None) -> Setting:
     """The setting written as `NAME@LABELS` or `path/mine.py:function@LABELS`, or a folder of pictures given by its path.
 
@@ -112,7 +117,7 @@ def parse_setting(text: str, data_dir: Path | None = None, labels_file: Path | N
         setting = Setting(data, int(labels), known.image_size, known.channels, known)
     else:
         setting = _packed_setting(data, int(labels), data_dir or default_data_dir())
-    return setting._replace(labels_file=labels_file and labels_file.resolve())
+    return setting._replace(labels_file=_resolved(labels_file))
 
 
 def own_setting(code: str, labels: int, labels_file: Path | None = None) -> Setting:
@@ -121,7 +126,7 @@ def own_setting(code: str, labels: int, labels_file: Path | None = None) -> Sett
 
     height, width, channels = own_arrays(code)["train_images"].shape[1:]
     setting = Setting(short_name(code), labels, min(height, width), channels, GENERIC, code=code)
-    return setting._replace(labels_file=labels_file and labels_file.resolve())
+    return setting._replace(labels_file=_resolved(labels_file))
 
 
 def known_sets(data_dir: Path) -> list[str]:
@@ -135,7 +140,7 @@ def _folder_setting(folder: Path, labels_file: Path | None) -> Setting:
 
     index = scan_folder(folder, labels_file)
     side, channels = choose_size([index.folder / path for path in index.paths])
-    return Setting(index.folder.name, 0, side, channels, GENERIC, index.folder, labels_file and labels_file.resolve())
+    return Setting(index.folder.name, 0, side, channels, GENERIC, index.folder, _resolved(labels_file))
 
 
 def _packed_setting(data: str, labels: int, data_dir: Path) -> Setting:
