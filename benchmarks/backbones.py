@@ -206,7 +206,8 @@ def folder_rows() -> list[list[str]]:
         means = []
         for split in SPLITS:
             files = sorted((RESULTS / "records" / "backbones").glob(f"eurosat4-{split}-{kind}-seed*.json"))
-            means.append(statistics.mean(parse_record(json.loads(file.read_text()), file).error or 0.0 for file in files))
+            errors = [parse_record(json.loads(file.read_text()), file).error for file in files]
+            means.append(statistics.mean(error for error in errors if error is not None))
         rows.append([title, *(f"{mean:.1f}" for mean in means), summary(means)])
     return rows
 
