@@ -120,7 +120,7 @@ def _quick(setting: Setting, method: Kind) -> RunSpec:
     return RunSpec(
         setting=setting.name,
         recipe="quick",
-        data=_data(setting, min(setting.image_size, 24 if setting.image_size <= 32 else 32)),
+        data=_data(setting, min(setting.image_size, 20 if setting.image_size <= 32 else 32)),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
         network=FastNetConfig(),
         method=build_method(method, _ties(method, "exclude")),
