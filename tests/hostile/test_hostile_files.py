@@ -353,3 +353,12 @@ def test_a_labels_file_that_links_to_itself_is_a_message(crmatch: Command, strip
     said = crmatch("train", "stripes@2", "--data-dir", stripes, "--labels", tmp_path / "labels.csv")
     assert said.code in (2, 3)
     assert "labels.csv" in said.err
+
+
+def test_a_labels_file_of_a_gigabyte_is_refused_without_reading_it(crmatch: Command, stripes: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.csv"
+    with labels.open("wb") as file:
+        file.truncate(1 << 30)
+    said = crmatch("train", "stripes@2", "--data-dir", stripes, "--labels", labels)
+    assert said.code == 2
+    assert "more than 128 MB" in said.err

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crmatch.atomic_files import checksum, read_file
+from crmatch.atomic_files import MOST_TEXT, checksum, read_file
 from crmatch.data.settings import EPOCH_STEPS, Setting, own_setting, parse_setting
 from crmatch.errors import RequestError, unknown_name_error
 from crmatch.methods import METHODS, Kind, adopt, build_method, kind_of, method_class, recipe_keys
@@ -235,9 +235,9 @@ def labels_checksum(setting: Setting) -> str | None:
     if labels_file is None or (setting.labels_file is None and not labels_file.is_file()):
         return None
     try:
-        return checksum(read_file(labels_file))[:8]
+        return checksum(read_file(labels_file, MOST_TEXT))[:8]
     except OSError as error:
-        reason = f"{labels_file} cannot be read: {str(error.strerror).lower()}"
+        reason = f"{labels_file} cannot be read: {error.strerror}"
         raise RequestError(f"{reason}.\n--labels takes a CSV file with the header path,label.") from error
 
 
