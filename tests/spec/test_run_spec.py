@@ -62,7 +62,7 @@ TABLE: list[tuple[str, str, str, dict[str, Any]]] = [
         "augmentation.mirror": False,
     }),
     ("cifar10@4", "fixmatch", "quick", {
-        "plan.steps": 1000, "network.filters": 32, "plan.ema_decay": 0.99, "data.image_size": 24,
+        "plan.steps": 1000, "network.filters": 32, "plan.ema_decay": 0.99, "data.image_size": 20,
         "data.unlabeled": "remaining", "augmentation.variant": "paper", "method.ties": "exclude",
     }),
     ("stl10@100", "crmatch", "quick", {"data.image_size": 32}),

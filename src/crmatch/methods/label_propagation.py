@@ -15,6 +15,7 @@ from crmatch.augment.views import Batch, FirstStage, View
 from crmatch.data.settings import Setting
 from crmatch.methods.base import (
     LABELED,
+    QUICK_LABELED_BATCH,
     WEAK,
     LossTerms,
     Method,
@@ -68,7 +69,9 @@ class LabelPropagation(Method):
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """ahmetius/LP-DeepSSL: two stages of 180 epochs, each with its own cosine; batches of 100 or 128."""
         keys = spec_keys("plan", schedule=[{"shape": "half_cosine", "arc": EPOCHS_PER_STAGE / COSINE_EPOCHS}])
-        if recipe not in ("paper", "original"):
+        if recipe == "quick":
+            return keys | spec_keys("method", supervised_batch_size=QUICK_LABELED_BATCH)
+        if recipe == "usb":
             return keys
         labeled, unlabeled, rate = (50, 50, 0.05) if setting.stem == "cifar10" else (31, 97, 0.2)
         keys |= spec_keys("plan", labeled_batch_size=labeled, unlabeled_batch_size=unlabeled, learning_rate=rate)

@@ -16,6 +16,7 @@ from crmatch.augment.views import Batch, FirstStage, View
 from crmatch.data.settings import Setting
 from crmatch.methods.base import (
     LABELED,
+    QUICK_LABELED_BATCH,
     WEAK,
     LossTerms,
     Method,
@@ -67,8 +68,8 @@ class PLCB(Method):
     def recipe_keys(cls, recipe: str, setting: Setting) -> dict[str, Any]:
         """EricArazo/PseudoLabeling: batches of 100 with 16 labeled images, learning rate / 10 at epochs 250 and 350."""
         if recipe == "quick":
-            # Ten passes over 250 labels are 20 steps, after which the first soft labels would be noise.
-            return spec_keys("method", warmup_epochs=100)
+            # Ten passes over 250 labels are 150 steps, after which the first soft labels would be noise.
+            return spec_keys("method", warmup_epochs=100, warmup_batch_size=QUICK_LABELED_BATCH)
         if recipe == "usb":
             return {}
         schedule = [{"share": length / EPOCHS, "start": 10.0**-drop} for drop, length in enumerate((250, 100, 50))]

@@ -16,7 +16,7 @@ from crmatch.atomic_files import MOST_TEXT, checksum, read_file
 from crmatch.data.settings import EPOCH_STEPS, Setting, own_setting, parse_setting
 from crmatch.errors import RequestError, unknown_name_error
 from crmatch.methods import METHODS, Kind, adopt, build_method, kind_of, method_class, recipe_keys
-from crmatch.methods.base import QUICK_EMA_DECAY, Method, StoredMethod
+from crmatch.methods.base import QUICK_EMA_DECAY, QUICK_LABELED_BATCH, Method, StoredMethod
 from crmatch.networks.config import NETWORKS, FastNetConfig, PretrainedConfig, WideResNetConfig
 from crmatch.networks.pretrained.catalog import EFFICIENTNET_LITE
 from crmatch.own_code import is_reference
@@ -126,7 +126,7 @@ def _quick(setting: Setting, method: Kind) -> RunSpec:
         method=build_method(method, _ties(method, "exclude")),
         plan=TrainPlan(
             steps=steps,
-            labeled_batch_size=16,
+            labeled_batch_size=QUICK_LABELED_BATCH,
             unlabeled_batch_size=32,
             learning_rate=0.03,
             schedule=(Phase(shape="linear", start=1.0, end=0.0),),
