@@ -150,8 +150,7 @@ def test_every_recipe_of_every_method_on_every_set_is_a_valid_spec(method, name,
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_in_quick_all_methods_share_rate_and_length_and_the_older_ones_have_equal_batches(method):
+def test_in_quick_all_methods_share_rate_length_and_batches(method):
     plan = recipe(parse_setting("digits@4"), method, "quick").plan
     assert (plan.steps, plan.optimizer, plan.learning_rate) == (1200, "sgd", 0.03)
-    equal = method in (*OLDER, "vat")
-    assert (plan.labeled_batch_size, plan.unlabeled_batch_size) == ((16, 16) if equal else (16, 32))
+    assert (plan.labeled_batch_size, plan.unlabeled_batch_size) == (16, 32)
