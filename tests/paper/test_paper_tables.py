@@ -15,7 +15,7 @@ from crmatch.paper.tables import PAPER_TABLES
 from crmatch.runs.cost import DAY, duration, estimate, images_per_step, network_layers
 from crmatch.runs.directory import changed_keys, train_command
 from crmatch.spec.recipes import recipe
-from crmatch.spec.run_spec import RunSpec, parse_spec
+from crmatch.spec.run_spec import RunSpec, parse_spec, replace
 
 TABLES = {  # issue 7: the paper's and its appendix's tables
     "Table 1": "main-cifar", "Table 2 left": "main-svhn-stl", "Table 2 right": "main-mini", "Table 3": "ablation",

@@ -245,7 +245,7 @@ def spec_keys(section: str, **values: Any) -> dict[str, Any]:
 
 
 def equal_batches(recipe: str) -> dict[str, Any]:
-    """The methods older than FixMatch use as many unlabeled as labeled images per step; in `quick` all methods have the same."""
+    """Methods older than FixMatch have as many unlabeled as labeled images per step; in `quick`, all methods have the same."""
     return {} if recipe == "quick" else spec_keys("plan", labeled_batch_size=64, unlabeled_batch_size=64)
 
 
