@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 import typer.main
 
 os.environ["COLUMNS"] = "200"
+hypothesis.settings.register_profile("tests", deadline=None)  # a shared machine may stand still for seconds
+hypothesis.settings.load_profile("tests")
 # The tests' networks are tiny: a second thread only waits. Programs that tests start take it from the environment.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)

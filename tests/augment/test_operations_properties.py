@@ -33,7 +33,7 @@ def batches(draw, most=12):
     return images, torch.from_numpy(kinds), torch.from_numpy(values)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches(), st.randoms(use_true_random=False))
 def test_neither_neighbors_nor_order_nor_memory_layout_matter_and_input_is_never_changed(batch, random):
     images, kinds, values = batch
@@ -58,7 +58,7 @@ def test_neither_neighbors_nor_order_nor_memory_layout_matter_and_input_is_never
         assert torch.equal(layout, before)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(batches(most=6), st.sampled_from(sorted(set(OPERATIONS) - ALWAYS_CHANGES)))
 def test_neutral_values_return_equal_pixels_in_new_memory(batch, name):
     images = batch[0]

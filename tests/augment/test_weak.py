@@ -22,7 +22,7 @@ def views(weak: WeakAugmentation, seed: int = 1) -> torch.Tensor:
     return weak_views(IMAGES, weak, torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(8, 40),
     st.integers(8, 40),

@@ -25,14 +25,18 @@ def test_help_answers_in_half_a_second_without_torch(arguments: list[str]) -> No
     code = f"import sys; sys.argv = {['crmatch', *arguments]!r}\nfrom crmatch.cli.app import main\n"
     heavy = {"torch"} if len(arguments) > 1 else {"torch", "pydantic"}  # for a command's own options Typer imports pydantic
     code += f"try: main()\nexcept SystemExit as stop: assert not stop.code\nassert not {heavy} & set(sys.modules)"
-    seconds = []
-    for _ in range(3):
+
+    def processor_seconds(program: str) -> tuple[float, str]:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert "train" in answer.stdout.lower()
-    assert min(seconds) < 0.5  # processor time: the command waits for nothing, and other programs do not count
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, answer.stdout
+
+    helps = [processor_seconds(code) for _ in range(3)]
+    assert "train" in helps[0][1].lower()
+    # Importing typer takes 0.12 s where help takes 0.3 to 0.5. If that is slower, too, the machine is used by others.
+    typer_alone = min(processor_seconds("import typer.main, rich.console")[0] for _ in range(3))
+    assert min(seconds for seconds, _ in helps) < 0.5 * max(1, typer_alone / 0.12)
 
 
 def test_help_shows_panels_and_examples_and_no_type_beside_flags(crmatch: Command) -> None:

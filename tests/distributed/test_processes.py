@@ -151,7 +151,7 @@ def test_a_killed_process_ends_the_other_with_a_message(stripes: Path, tmp_path:
     """Also where the one that speaks is dead."""
     processes = start_two("-m", "crmatch", *tiny_command(stripes, tmp_path / "runs"), "--set=plan.steps=100000")
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not any(file.stat().st_size for file in tmp_path.glob("runs/*/*/*/metrics.jsonl")):
             assert time.monotonic() < until
             assert [process.poll() for process in processes] == [None, None]
@@ -205,10 +205,10 @@ def test_tuning_a_pretrained_network_survives_kills_and_signals_and_two_processe
         began, process = time.time(), start(*tune_command(tmp_path, "disturbed"))
         while not any(file.stat().st_mtime > began and file.stat().st_size for file in tmp_path.glob(curves)):
             assert process.poll() is None, process.communicate()
-            assert time.time() < began + 60
+            assert time.time() < began + 300
             time.sleep(0.01)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == code, errors
     process = start(*tune_command(tmp_path, "disturbed"))
     _, errors = process.communicate(timeout=300)

@@ -19,7 +19,7 @@ from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import setting_of
 from crmatch.training.checkpoint import checkpoint_files
-from crmatch.training.health import CHECKS, CollapseWatch, FiniteWatch, LateDivergenceError
+from crmatch.training.health import ONE_CLASS_CHECKS, CollapseWatch, FiniteWatch, LateDivergenceError
 from crmatch.training.loop import Observers, Training, train
 from crmatch.training.runtime import Runtime
 
@@ -99,74 +99,73 @@ def test_a_replay_that_stays_finite_keeps_the_late_notice(stripes: Path, tmp_pat
     assert str(found).startswith("noticed after step 2.\n")
 
 
-class Pseudo:
-    """Feeds a watch with log points."""
-
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.WARNING)
-        self.watch, self.caplog, self.step = CollapseWatch(("cat", "dog"), 1000, torch.device("cpu")), caplog, 240
-
-    def look(self, labels: list[int], rate: float) -> None:
-        self.step += 10
-        self.watch.add(torch.tensor(labels))
-        self.watch.check({"step": self.step, "mask_rate": rate})
-
-    @property
-    def said(self) -> list[str]:
-        return [record.getMessage() for record in self.caplog.records]
+def collapse_watch(caplog: pytest.LogCaptureFixture, steps: int = 1000) -> CollapseWatch:
+    caplog.set_level(logging.WARNING)
+    return CollapseWatch(("cat", "dog"), steps)
 
 
-def test_a_class_that_takes_all_pseudo_labels_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    pseudo = Pseudo(caplog)
-    for _ in range(CHECKS - 1):
-        pseudo.look([1] * 40, 100.0)
-    pseudo.look([0, 1], 100.0)
-    assert not pseudo.said
-    for _ in range(3 * CHECKS):
-        pseudo.look([1] * 40, 100.0)
-    (text,) = pseudo.said
-    assert "100 % of the pseudo-labels are 'dog'; the model may have collapsed onto that class" in text
+def test_a_class_that_takes_all_predictions_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    watch = collapse_watch(caplog)
+    dogs, both = torch.ones(40, dtype=torch.int64), torch.tensor([0, 1])
+    steps = iter(range(250, 1000, 10))
+    for predicted in [dogs] * (ONE_CLASS_CHECKS - 1) + [both]:
+        watch.check_predictions(next(steps), lambda predicted=predicted: predicted)
+    assert not caplog.records
+    for _ in range(3 * ONE_CLASS_CHECKS):
+        watch.check_predictions(next(steps), lambda: dogs)
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "predicts 'dog' for 100 % of a sample of images; it may have collapsed" in text
     assert len(text.splitlines()) == 2
 
 
+@pytest.mark.parametrize(("steps", "log_every"), [(300, 10), (600, 20), (1000, 10), (1200, 12), (524_288, 512)])
+def test_one_class_is_named_in_the_first_quarter_of_a_run_of_any_length(
+    caplog: pytest.LogCaptureFixture, steps: int, log_every: int
+) -> None:
+    """Lengths and log points of the recipes tune, head, quick (1,000 and 1,200) and paper."""
+    watch = collapse_watch(caplog, steps)
+    for step in range(log_every, steps // 4 + 1, log_every):
+        watch.check_predictions(step, lambda: torch.ones(40, dtype=torch.int64))
+    assert len(caplog.records) == 1
+
+
 def test_pseudo_labels_that_are_never_used_are_noticed_once_and_late(caplog: pytest.LogCaptureFixture) -> None:
-    pseudo = Pseudo(caplog)
-    pseudo.step = 0
-    for _ in range(20):
-        pseudo.look([0, 1], 0.0)
-    assert not pseudo.said
-    for _ in range(40):
-        pseudo.look([0, 1], 0.0)
-    (text,) = pseudo.said
+    watch = collapse_watch(caplog)
+    for step in range(10, 210, 10):
+        watch.check_use(step, 0.0)
+    assert not caplog.records
+    for step in range(210, 600, 10):
+        watch.check_use(step, 0.0)
+    (text,) = [record.getMessage() for record in caplog.records]
     assert "hardly any pseudo-label is confident enough to be used (0 %)" in text
     assert "Lower method.threshold" in text
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "supervised"])
+ALIGNED = {"method.alignment": "uniform"}
+
+
+@pytest.mark.parametrize(
+    ("method", "keys"), [*((name, {}) for name in METHODS), ("fixmatch", ALIGNED), ("crmatch", ALIGNED)], ids=str
+)
 def test_a_run_that_predicts_one_class_is_reported_within_its_first_quarter(
-    stripes: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
+    stripes: Path, caplog: pytest.LogCaptureFixture, method: str, keys: dict[str, Any]
 ) -> None:
-    """Collapse is forced: all labels are of class 1, and so are all predictions. Supervised-only guesses no labels."""
-    monkeypatch.setattr("crmatch.training.health.QUIET_STEPS", 0)
+    """Collapse is forced by a bias. Alignment hides it from pseudo-labels, and first stages have none."""
     caplog.set_level(logging.WARNING)
-    short = {"method.supervised_epochs": 3} if method == "label_propagation" else {}
-    short = {"method.warmup_epochs": 3} if method == "plcb" else short
-    plan = {"plan.steps": 40, "plan.log_every": 1, "plan.evaluate_every": 40, "plan.learning_rate": 1e-9}
-    experiment = experiment_of(tiny_spec(stripes, method, **plan, **short), stripes)
+    plan = {"plan.steps": 220, "plan.log_every": 2, "plan.evaluate_every": 220, "plan.learning_rate": 1e-9}
+    experiment = experiment_of(tiny_spec(stripes, method, **plan, **keys), stripes)
     training = experiment.training()
-    training.batches.labels.fill_(1)
     training.network.classifier.weight.data.zero_()
-    training.network.classifier.bias.data.copy_(torch.tensor([0.0, 20.0, 0.0]))
-    training.ema.update(training.network, 0)
-    train(training, experiment.observers(lambda line: None, stop=lambda: training.step == 10))
-    (text,) = [record.getMessage() for record in caplog.records]
-    assert "100 % of the pseudo-labels are 'stripe 1'" in text
+    training.network.classifier.bias.data.copy_(torch.tensor([0.0, 4.0, 0.0]))
+    train(training, experiment.observers(lambda line: None, stop=lambda: training.step == 55))
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum("predicts 'stripe 1' for 100 % of a sample of images" in text for text in texts) == 1
 
 
 def test_a_run_feeds_the_watch(
     stripes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crmatch.training.health.QUIET_STEPS", 0)
+    monkeypatch.setattr("crmatch.training.health.UNUSED_STEPS", 0)
     caplog.set_level(logging.WARNING)
     run(tiny_spec(stripes, **{"method.threshold": 1.0, "plan.log_every": 1}), Workspace.at(tmp_path, stripes))
     assert sum("hardly any pseudo-label" in record.getMessage() for record in caplog.records) == 1

@@ -33,6 +33,9 @@ from crmatch.training.runtime import Runtime
 PREPARING_IMAGES = 2000
 """At most so many training images, without labels, are given to a backbone with a method `prepare` before the first step."""
 
+WATCHED_IMAGES = 50
+"""At most so many unlabeled images are predicted at every log point, to notice a model that predicts one class."""
+
 
 class Progress(Protocol):
     """Follows a run while it trains."""
@@ -92,7 +95,7 @@ class Experiment:
         stage = spec.method.first_stage(len(split.labeled))
         self._total_steps = spec.plan.total_steps(len(split.unlabeled), stage.steps)
         self._first_stage = stage._replace(steps=min(stage.steps, self._total_steps // 2))
-        self._collapse = CollapseWatch(data.train.class_names, self._total_steps, runtime.device)
+        self._collapse = CollapseWatch(data.train.class_names, self._total_steps)
 
     def training(self) -> Training:
         """The run before its first step."""
@@ -140,22 +143,31 @@ class Experiment:
         def finish(line: LogLine) -> None:
             if "count/used" in line:
                 line |= pseudo_label_quality(line)
-                self._collapse.check(line)
+                self._collapse.check_use(line["step"], line["mask_rate"])
             log({key: value for key, value in line.items() if not key.startswith("count/")})
 
-        return Observers(log=finish, evaluate=self._evaluate, observe=self._observe, **others)
+        def check(step: int, models: Models) -> None:
+            unlabeled = self.split.unlabeled
+            sample = unlabeled[:: -(-len(unlabeled) // WATCHED_IMAGES)]
+            self._collapse.check_predictions(step, lambda: self.predict(models.student, sample).argmax(dim=1))
+
+        return Observers(log=finish, evaluate=self._evaluate, observe=self._observe, check=check, **others)
 
     def _observe(self, batch: Batch, loss: LossTerms) -> dict[str, Tensor]:
         """Counts behind the pseudo-label curves. The true classes of unlabeled images are used here and nowhere else."""
         if loss.pseudo_labels is None:
             return {}
-        self._collapse.add(loss.pseudo_labels.labels)
         return pseudo_label_counts(*loss.pseudo_labels, self._true_classes[batch.unlabeled])
 
     def _evaluate(self, models: Models) -> dict[str, float]:
         """Test errors of the EMA weights and of the raw weights; empty without a test set."""
         qualities = {"ema": self.measure(models.teacher), "raw": self.measure(models.student)}
         return {f"error/{name}": quality.error for name, quality in qualities.items() if quality}
+
+    def predict(self, network: Network, rows: Tensor) -> Tensor:
+        """Class probabilities (N, K) of training images, unaugmented."""
+        images = self.data.train.images[rows].to(self.runtime.data_device)
+        return predict_probabilities(network, images, self.normalizer).cpu()
 
     def measure(self, network: Network) -> Quality | None:
         """Error, confusion and calibration of `network` on the test set; None without a test set."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,46 +46,45 @@ class FiniteWatch:
         return flag is not None and bool(flag)
 
 
-CHECKS = 5
-"""Consecutive log points that must agree before a warning."""
 QUIET_SHARE = 0.15
-"""Share of a run without warnings, because confidence comes late. In a run with 100 log points, a collapse is reported before a
-quarter of it."""
-QUIET_STEPS = 200
-"""Steps without warnings; a shorter run is a trial."""
+"""Share of a run without warnings, because confidence comes late."""
+UNUSED_STEPS, UNUSED_CHECKS = 200, 5
+"""Pseudo-labels that are not used: steps without a warning, and consecutive log points that must agree before one."""
+ONE_CLASS_STEPS, ONE_CLASS_CHECKS = 50, 3
+"""The same for predictions of one class. With 30 log points or more, a collapse is reported in the first quarter of the run."""
 LOWEST_MASK_RATE = 0.1
 """Percent of pseudo-labels in use, below which the unlabeled images are practically unused."""
 LARGEST_SHARE = 95.0
-"""Percent of the pseudo-labels that one class may have. All are counted: the first ones in use are often of one class."""
+"""Percent of the predictions that one class may have."""
 
 
 class CollapseWatch:
-    """Warns once if no pseudo-label is used any more, or if nearly all of them are of one class."""
+    """Warns once if the model predicts one class for nearly all images, and once if hardly any pseudo-label is used."""
 
-    def __init__(self, class_names: Sequence[str], total_steps: int, device: torch.device) -> None:
-        self._names, self._total = tuple(class_names), total_steps
-        self._counts = torch.zeros(len(self._names), dtype=torch.int64, device=device)
+    def __init__(self, class_names: Sequence[str], total_steps: int) -> None:
+        self._names, self._quiet = tuple(class_names), QUIET_SHARE * total_steps
         self._unused_checks = self._one_class_checks = 0
 
-    def add(self, labels: Tensor) -> None:
-        """Add a step's pseudo-labels (Bu,), without waiting for the device."""
-        self._counts.index_add_(0, labels, torch.ones_like(labels))
-
-    def check(self, line: Mapping[str, Any]) -> None:
-        """Check a log point's curves and the classes of the pseudo-labels since the last one."""
-        counts = self._counts.tolist()
-        self._counts.zero_()
-        rate = line.get("mask_rate")
-        if rate is None or line["step"] < max(QUIET_STEPS, QUIET_SHARE * self._total):
+    def check_predictions(self, step: int, predict: Callable[[], Tensor]) -> None:
+        """Check the classes (N,) that the model predicts for a sample of images, at a log point."""
+        if step < max(ONE_CLASS_STEPS, self._quiet) or len(self._names) == 1:
             return
-        self._unused_checks = self._unused_checks + 1 if rate < LOWEST_MASK_RATE else 0
+        counts = predict().bincount(minlength=len(self._names)).tolist()
         share = 100 * max(counts) / sum(counts)
-        self._one_class_checks = self._one_class_checks + 1 if share > LARGEST_SHARE and len(counts) > 1 else 0
-        if self._unused_checks == CHECKS:
-            found = f"hardly any pseudo-label is confident enough to be used ({rate:.2g} %); the run uses its labels only"
-            logger.warning("step %d: %s.\nLower method.threshold, or label a few more images.", line["step"], found)
-        if self._one_class_checks == CHECKS:
+        self._one_class_checks = self._one_class_checks + 1 if share > LARGEST_SHARE else 0
+        if self._one_class_checks == ONE_CLASS_CHECKS:
             name = self._names[counts.index(max(counts))]
-            found = f"{share:.0f} % of the pseudo-labels are {name!r}; the model may have collapsed onto that class"
+            found = (
+                f"the model predicts {name!r} for {share:.0f} % of a sample of images; it may have collapsed onto that class"
+            )
             advice = "Check the labels of that class, label more of the others, or try a smaller plan.learning_rate."
-            logger.warning("step %d: %s.\n%s", line["step"], found, advice)
+            logger.warning("step %d: %s.\n%s", step, found, advice)
+
+    def check_use(self, step: int, mask_rate: float) -> None:
+        """Check the percentage of pseudo-labels in use since the last log point."""
+        if step < max(UNUSED_STEPS, self._quiet):
+            return
+        self._unused_checks = self._unused_checks + 1 if mask_rate < LOWEST_MASK_RATE else 0
+        if self._unused_checks == UNUSED_CHECKS:
+            found = f"hardly any pseudo-label is confident enough to be used ({mask_rate:.2g} %); the run uses its labels only"
+            logger.warning("step %d: %s.\nLower method.threshold, or label a few more images.", step, found)

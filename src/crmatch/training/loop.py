@@ -40,6 +40,7 @@ class Observers:
     log: Callable[[LogLine], None] = lambda line: None  # receives one line of curves per log point
     evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}  # models -> errors; called every `evaluate_every` steps
     observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}  # scalars, averaged between log points
+    check: Callable[[int, Models], None] = lambda step, models: None  # called at every log point
     save: Callable[[Checkpoint], None] = lambda checkpoint: None  # receives a checkpoint every `checkpoint_every` steps
     advance: Callable[[int], None] = lambda steps: None  # receives the number of finished steps after every step
     evaluations: int = 1  # at least so many, also in a run that is shorter than `evaluate_every` allows
@@ -231,6 +232,7 @@ def train(training: Training, observers: Observers) -> bool:
                 training.check_weights()
                 line |= observers.evaluate(training.models)
             line["seconds"] = training.seconds
+            observers.check(step, training.models)
             observers.log(line)
             logged_at, logged_images = time.perf_counter(), training.images  # images_per_second leaves out evaluation
         if is_last or step % plan.checkpoint_every == 0:
