@@ -202,9 +202,9 @@ def test_onnxruntime_gives_the_same_features(workspace: Workspace, monkeypatch: 
     from crmatch.networks.pretrained.load import load_body
 
     images = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    by_torch = feature_function(load_body("efficientnet-lite0").module, 32, torch.device("cpu"))(images)
+    by_torch = feature_function(load_body("efficientnet-lite0").module, 32, torch.device("cpu")).compute(images)
     monkeypatch.setattr("crmatch.networks.pretrained.inference.onnxruntime_is_installed", lambda: True)
-    by_onnx = feature_function(load_body("efficientnet-lite0").module, 32, torch.device("cpu"))
+    by_onnx = feature_function(load_body("efficientnet-lite0").module, 32, torch.device("cpu")).compute
     torch.testing.assert_close(by_onnx(images), by_torch, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(by_onnx(images[:2, :1]), by_onnx(images[:2, :1].expand(-1, 3, -1, -1)))
 

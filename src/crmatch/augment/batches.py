@@ -22,17 +22,25 @@ class Normalizer:
     """(pixel / 255 - mean) / std per channel; with mean = std = 0.5 this is pixel / 127.5 - 1, in [-1, 1]."""
 
     def __init__(
-        self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
-        """Compute scale and shift; `mean` and `std` have one entry per channel, for pixels scaled to 0..1."""
+        """Compute scale and shift; `mean` and `std` have one entry per channel, for pixels scaled to 0..1.
+
+        Convolutions of torch are faster in channels_last memory; onnxruntime takes contiguous_format.
+        """
         scale = [1 / (255 * deviation) for deviation in std]
         shift = [average / deviation for average, deviation in zip(mean, std, strict=True)]
-        self.device = torch.device(device)  # of normalized images
+        self.device, self._memory_format = torch.device(device), memory_format  # of normalized images
         self._scale, self._shift = torch.tensor([scale, shift], dtype=dtype, device=device)[:, :, None, None]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Convert uint8 (N, C, H, W) to floats on `device`, in channels_last memory, in which convolutions are faster."""
-        pixels = images.to(self.device).to(dtype=self._scale.dtype, memory_format=torch.channels_last)
+        """Convert uint8 (N, C, H, W) to floats on `device`."""
+        pixels = images.to(self.device).to(dtype=self._scale.dtype, memory_format=self._memory_format)
         return pixels.mul_(self._scale).sub_(self._shift)
 
 

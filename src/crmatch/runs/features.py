@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
+import itertools
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -84,10 +86,17 @@ class FeatureStore:
         self, view: str, features: PooledFeatures, normalize: Normalizer, device: torch.device, advance: Callable[[int], None]
     ) -> None:
         """Compute and store one view of all images."""
-        blocks = []
-        for number, images in enumerate(torch.split(self._images, BLOCK)):
-            blocks.append(features(normalize(self._augmented(view, images, number).to(device))).cpu().half())
-            advance(len(images))
+
+        def compute_block(number: int, images: Tensor) -> Tensor:
+            return features.compute(normalize(self._augmented(view, images, number).to(device))).cpu().half()
+
+        blocks, threads = list[Tensor](), ThreadPoolExecutor(features.calls)
+        try:
+            for block in threads.map(compute_block, itertools.count(), torch.split(self._images, BLOCK)):
+                blocks.append(block)
+                advance(len(block))
+        finally:
+            threads.shutdown(cancel_futures=True)  # if the run is stopped
         content = io.BytesIO()
         np.save(content, torch.cat(blocks).numpy())
         write_file(self._path(view), content.getvalue())
@@ -191,7 +200,8 @@ class HeadExperiment(Experiment):
         body = load_body(self._config.backbone).module
         by_onnx = self._config.backbone in EFFICIENTNET_LITE  # other networks may have no ONNX export
         features = feature_function(body, self.spec.data.image_size, self.runtime.device, by_onnx)
-        normalizer = Normalizer(self.mean, self.std, torch.float32, self.runtime.device)  # whatever the head's precision is
+        # In float32, whatever the head's precision is.
+        normalizer = Normalizer(self.mean, self.std, torch.float32, self.runtime.device, torch.contiguous_format)
         for store, view, _ in work:
             store.compute(view, features, normalizer, self.runtime.device, advance)
 

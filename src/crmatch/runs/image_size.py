@@ -101,7 +101,7 @@ def _held_out_error(spec: RunSpec, body: nn.Module, images: Tensor, labels: Tens
     from sklearn.linear_model import LogisticRegression
 
     device = torch.device("cpu")
-    compute = feature_function(body, images.shape[2], device, by_onnx=False)
+    compute = feature_function(body, images.shape[2], device, by_onnx=False).compute
     normalize = Normalizer(list(spec.data.mean), list(spec.data.std), torch.float32, device)
     features = torch.cat([compute(normalize(block)) for block in torch.split(images, 64)])
     x, y = standardize(features, root(features).mean(dim=0)).numpy(), labels.numpy()

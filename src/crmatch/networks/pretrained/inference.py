@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,14 @@ from torch import Tensor, nn
 from crmatch.networks.network import to_channels_last
 from crmatch.networks.pretrained.catalog import onnxruntime_is_installed
 
-PooledFeatures = Callable[[Tensor], Tensor]
-"""Normalized images (N, 3 or 1, H, W) -> pooled features (N, P)."""
+
+class PooledFeatures(NamedTuple):
+    """Computes pooled features."""
+
+    compute: Callable[[Tensor], Tensor]
+    """Normalized images (N, 3 or 1, H, W) -> pooled features (N, P)."""
+    calls: int
+    """How many calls, each from a thread of its own, use all cores."""
 
 
 def feature_function(body: nn.Module, image_size: int, device: torch.device, by_onnx: bool = True) -> PooledFeatures:
@@ -34,7 +41,7 @@ def _by_torch(body: nn.Module) -> PooledFeatures:
         pooled: Tensor = body(to_channels_last(images.expand(-1, 3, -1, -1)))[1]
         return pooled
 
-    return compute
+    return PooledFeatures(compute, calls=1)
 
 
 class _Pooled(nn.Module):
@@ -59,7 +66,7 @@ def _by_onnxruntime(body: nn.Module, image_size: int) -> PooledFeatures:
         program = torch.onnx.export(_Pooled(body), (example,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
     assert program is not None
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = 1  # several calls at once use the cores better than one call on all of them
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
 
@@ -67,4 +74,4 @@ def _by_onnxruntime(body: nn.Module, image_size: int) -> PooledFeatures:
         color = images.expand(-1, 3, -1, -1).contiguous().numpy()
         return torch.from_numpy(session.run(None, {name: color})[0])
 
-    return compute
+    return PooledFeatures(compute, calls=torch.get_num_threads())
