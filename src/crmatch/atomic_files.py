@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from crmatch.errors import DataError, RequestError
 
 MOST_TEXT = 128 << 20
 """Bytes of the largest JSON file or curves that are read: a quarter of a million log points."""
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.\d+\.tmp")
+"""Names of temporary files: that of the file to be written, and the number of the process."""
 
 
 @contextlib.contextmanager
@@ -70,11 +73,13 @@ def write_file(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Remove temporary files of killed processes in and below `directory`. The caller must hold its lock."""
-    for temporary in directory.rglob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+def remove_leftovers(directory: Path, name: str | None = None) -> None:
+    """Remove temporary files of killed processes in `directory`: of all files, or of `name`. The caller must hold its lock."""
+    for path in list(directory.iterdir()) if directory.is_dir() else []:
+        found = TEMPORARY.fullmatch(path.name)
+        if found and name in (None, found["name"]):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def checksum(content: bytes) -> str:

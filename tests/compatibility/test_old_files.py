@@ -69,12 +69,22 @@ def test_a_checkpoint_of_other_numerics_is_refused_with_the_version_that_can_con
     spec, checkpoint = directory.read_spec(), load_checkpoint(directory.checkpoints)
     assert spec is not None
     assert checkpoint is not None
-    with pytest.raises(ResumeError, match=rf"numerics 3; this version has {NUMERICS}\.\nFinish it with .* 7ed868c"):
+    with pytest.raises(ResumeError, match=rf"numerics 3; this version has {NUMERICS}\.\nUse .* 7ed868c for it"):
         run(spec, workspace)
     later = {**checkpoint.values, "numerics": NUMERICS + 1, "version": "crmatch 9.1"}
     save_checkpoint(directory.checkpoints, checkpoint._replace(values=later))
-    with pytest.raises(ResumeError, match=r"Finish it with crmatch 9\.1"):
+    with pytest.raises(ResumeError, match=r"Use crmatch 9\.1 for it"):
         run(spec, workspace)
+
+
+@pytest.mark.parametrize("name", ["stopped", "finished"])
+def test_todays_command_in_the_place_of_an_old_run_names_the_version_too(crmatch: Command, corpus: Path, name: str) -> None:
+    """Its recipe has changed since then, so the specs differ."""
+    shutil.copytree(corpus / name, corpus / "runs" / "stripes@2" / "crmatch" / "split1-seed0")
+    said = crmatch("train", "stripes@2", "--data-dir", corpus / "data", "--out", corpus / "runs")
+    assert said.code == 4
+    assert "numerics 3" in said.err
+    assert "7ed868c" in said.err
 
 
 def test_a_checkpoint_of_the_same_numerics_is_continued(corpus: Path) -> None:

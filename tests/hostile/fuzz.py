@@ -85,6 +85,8 @@ class Sandbox:
         assert call(check).code == 0  # fills the cache of decoded pictures
         with_labels = [*train, "--labels", numbers, "--out", self.root / "labels"]
         fresh = [*train, "--out", self.root / "fresh"]
+        continued = [*train, "--from", run, "--out", self.root / "continued"]
+        used = [evaluate] * 18 + [predict, continued]
         mutate_json = mutations.mutate_json
         label_studio, cvat = self.root / "export.json", self.root / "export.xml"
         choices = [{"value": {"choices": ["across"]}}]
@@ -97,8 +99,8 @@ class Sandbox:
             return ["data", "import", export, photos, "--out", self.root / "imported.csv"]
 
         self.targets = {
-            "config.json": Target(run / "config.json", mutate_json, [evaluate] * 19 + [predict]),
-            "model.safetensors": Target(run / "model.safetensors", mutations.mutate_safetensors, [evaluate] * 19 + [predict]),
+            "config.json": Target(run / "config.json", mutate_json, used),
+            "model.safetensors": Target(run / "model.safetensors", mutations.mutate_safetensors, used),
             "spec.json": Target(unfinished / "spec.json", mutate_json, [listed, resumed]),
             "record.json": Target(run / "record.json", mutate_json, [listed, evaluate, report]),
             "metrics.jsonl": Target(run / "metrics.jsonl", mutations.mutate_lines, [report]),
@@ -109,7 +111,7 @@ class Sandbox:
             "metrics.jsonl, resumed": Target(unfinished / "metrics.jsonl", mutations.mutate_lines, [resumed]),
             "labels.csv of a folder": Target(photos / "labels.csv", mutations.mutate_csv, [check]),
             "labels.csv of a data set": Target(numbers, mutations.mutate_csv, [with_labels]),
-            "folder of pictures": Target(photos, None, [check]),
+            "folder of pictures": Target(photos, None, [check, ["predict", run, photos]]),
             ".npz": Target(self.data_dir / "stripes.npz", mutations.mutate_npz, [["data", "check", "stripes", *data], fresh]),
         }
         os.mkfifo(self.root / "pipe")

@@ -250,7 +250,7 @@ def mutate_npz(content: bytes, source: Random) -> bytes:
     members: dict[str, bytes] = {}
     for _ in range(source.randint(1, 2)):
         key = source.choice(list(arrays))
-        array, kind = arrays[key], source.randrange(9)
+        array, kind = arrays[key], source.randrange(10)
         if kind == 0:
             kinds = (
                 ("int8", "uint64", "float32", "complex64", "U3", "S2", "bool", "M8[s]") if array.dtype.kind != "U" else ("S",)
@@ -277,6 +277,9 @@ def mutate_npz(content: bytes, source: Random) -> bytes:
         elif kind == 7:
             names = np.array([source.choice(TEXTS[1:16]) for _ in range(3)])
             arrays["class_names"] = names
+        elif kind == 8:
+            shape = (3, *source.choice(((1, 1, 1), (7, 8, 1), (8, 8, 2), (8, 8, 3), (9, 16, 1), (8, 8, 0))))
+            arrays[source.choice(("unlabeled_images", "train_images", "test_images"))] = np.zeros(shape, np.uint8)
         else:
             del arrays[key]
             if not arrays:

@@ -17,8 +17,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from conftest import Command, write_packed
-from crmatch.atomic_files import checksum, read_file, write_file
+from conftest import Command, tiny_command, write_packed
+from crmatch.atomic_files import checksum, read_file, remove_leftovers, write_file
 from crmatch.data.packed import read_packed
 from crmatch.errors import DataError
 from crmatch.networks.build import build_network, weight_shapes
@@ -295,6 +295,56 @@ def test_a_run_does_not_write_through_links_in_its_directory(tmp_path: Path, nam
         pass
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_run_directory_inside_of_the_runs_is_no_link(tmp_path: Path, depth: int) -> None:
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "runs" / "setting" / "method" / "split1"
+    elsewhere.mkdir()
+    link = [run, *run.parents][depth]
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    with pytest.raises(DataError, match="is a link"), RunDirectory(run).locked():
+        pass
+    assert not list(elsewhere.iterdir())
+
+
+def test_only_temporary_files_of_our_own_are_removed(tmp_path: Path) -> None:
+    names = [".labels.csv.17.tmp", ".labels.csv.backup.tmp", ".other.csv.17.tmp", "labels.csv.17.tmp"]
+    for name in names:
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path, "labels.csv")
+    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
+    remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted([names[1], names[3]])
+    remove_leftovers(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    "damage", ["no checksum", "a list", "no network", "no names", "garbage", "another shape", "a tensor less"]
+)
+def test_a_damaged_model_to_start_from_is_a_message(crmatch: Command, finished: Path, stripes: Path, damage: str) -> None:
+    config = finished / "config.json"
+    values = json.loads(config.read_text())
+    weights = safetensors.torch.load_file(finished / "model.safetensors")
+    content = safetensors.torch.save(
+        {
+            name: tensor[:, :1].contiguous() if damage == "another shape" and tensor.ndim == 4 else tensor
+            for name, tensor in weights.items()
+            if damage != "a tensor less" or name != sorted(weights)[0]
+        }
+    )
+    content = b"garbage" if damage == "garbage" else content
+    (finished / "model.safetensors").write_bytes(content)
+    values["checksum"] = checksum(content)
+    for name, key in (("no checksum", "checksum"), ("no network", "network"), ("no names", "class_names")):
+        if damage == name:
+            del values[key]
+    config.write_text(json.dumps([values] if damage == "a list" else values))
+    keys = [part for part in tiny_command(stripes, finished.parents[3] / "next") if part != "--json"]
+    said = crmatch(*keys, "--from", finished)
+    assert said.code == 3, said.err
+    assert "Traceback" not in said.err
+
+
 @pytest.mark.parametrize("damage", ["removed", "cut off"])
 def test_training_again_repairs_a_damaged_model(crmatch: Command, finished: Path, stripes: Path, damage: str) -> None:
     weights, spec = finished / "model.safetensors", RunDirectory(finished).read_spec()
@@ -336,11 +386,13 @@ def test_a_full_standard_output_is_a_message(finished: Path) -> None:
     [
         ({"test_labels": np.array([-1] * 12)}, "negative label"),
         ({"class_names": np.array(["a", "\ud800", "c"])}, "cannot be written"),
+        ({"train_images": np.zeros((36, 7, 8, 3), np.uint8)}, "at least 8 pixels"),
+        ({"train_images": np.zeros((36, 16, 16, 2), np.uint8)}, "1 or 3 channels"),
+        ({"test_images": np.zeros((12, 16, 16, 1), np.uint8)}, "images of one kind"),
+        ({"unlabeled_images": np.zeros((3, 9, 9, 3), np.uint8)}, "another size"),
     ],
 )
-def test_packed_sets_need_test_labels_and_names_that_can_be_written(
-    tmp_path: Path, arrays: dict[str, Any], message: str
-) -> None:
+def test_packed_sets_that_cannot_be_trained_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     write_packed(tmp_path / "stripes.npz")
     content = {**np.load(tmp_path / "stripes.npz"), **arrays}
     np.savez(tmp_path / "stripes.npz", **content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import shutil
@@ -193,6 +194,19 @@ def test_stored_features_are_the_backbones_own(workspace: Workspace) -> None:
     stored = torch.from_numpy(experiment.banks["none"][0].astype(np.float32))
     torch.testing.assert_close(stored, features, rtol=2e-3, atol=2e-3)
     assert torch.allclose(experiment.center, (stored / (stored.abs() + 1e-3).sqrt()).mean(dim=0))
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_damaged_features_are_computed_again(workspace: Workspace, tmp_path: Path, content: bytes | None) -> None:
+    spec = replace(recipe(workspace.setting("stripes@4"), "crmatch", "head"), **SMALL)
+    store = FeatureStore(spec, torch.zeros(4, 3, 32, 32, dtype=torch.uint8), tmp_path)
+    store.folder.mkdir()
+    whole = io.BytesIO()
+    np.save(whole, np.zeros((4, 7), np.float16))
+    (store.folder / "none.npy").write_bytes(whole.getvalue())
+    assert store.missing(["none"]) == []
+    (store.folder / "none.npy").write_bytes(whole.getvalue()[:-9] if content is None else content)
+    assert store.missing(["none"]) == ["none"]
 
 
 def test_onnxruntime_gives_the_same_features(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crmatch.cli.options import CodeOption, DataDirOption, RunArgument, next_round, short_path, workspace_at
-from crmatch.errors import InUseError, RequestError
+from crmatch.errors import InUseError, RequestError, printable
 
 if TYPE_CHECKING:
     from crmatch.report.server import LocalServer
@@ -40,7 +40,7 @@ def label(
     """Label pictures in the browser, those first whose labels would help most; choices are written to labels.csv at once."""
     from filelock import FileLock, Timeout
 
-    from crmatch.atomic_files import checksum
+    from crmatch.atomic_files import checksum, remove_leftovers
     from crmatch.cli.display import Bar
     from crmatch.cli.train import train
     from crmatch.predict.label_suggestions import labels_file, read_run
@@ -63,10 +63,9 @@ def label(
         lock.acquire(timeout=0)
     except Timeout as error:
         raise InUseError(f"another crmatch label is writing {file}.\nUse its page, or stop it first.") from error
-    for leftover in file.parent.glob(f".{file.name}.*.tmp"):  # of a server that was killed
-        leftover.unlink()
     with Bar("pictures") as progress:
         pictures = read_folder(folder, file, workspace.data_dir, spec.data.image_size if spec else None, progress)
+    remove_leftovers(file.parent, file.name)  # of a server that was killed
     labels = pictures.train.labels
     reviewed = None
     if run and (labels == -1).any() and (labels >= 0).any():
@@ -75,12 +74,12 @@ def label(
     site = LabelingSite(folder, file, pictures, reviewed, next_round(str(folder), run, *words))
     ended = _serve(LocalServer(site, port), browser, idle, f"Every choice is written to {file}.")
     site.close()
-    typer.echo(f"{site.summary()}: {file}" if site.changed else site.summary())
+    typer.echo(printable(f"{site.summary()}: {file}" if site.changed else site.summary()))
     if train_next and ended and site.changed:
         lock.release()
         train(str(folder), from_=run, name=name, out=out, data_dir=data_dir)
     else:
-        typer.echo(f"Next: {site.next_command}")
+        typer.echo(printable(f"Next: {site.next_command}"))
 
 
 def serve(
@@ -107,7 +106,7 @@ def _serve(server: LocalServer, browser: bool, idle: float, hint: str) -> bool:
     stop = stop_request()
     stop.quiet = True
     stop()  # from now on, Ctrl-C ends the loop below instead of the process
-    typer.echo(f"{server.address}\n{hint}\nCtrl-C stops the server.")
+    typer.echo(f"{server.address}\n{printable(hint)}\nCtrl-C stops the server.")
     if browser and (sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         webbrowser.open(server.address)
     server.run(stop, 60 * idle)

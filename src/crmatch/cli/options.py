@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from crmatch.atomic_files import MOST_TEXT, read_file
 from crmatch.errors import RequestError
 
 if TYPE_CHECKING:
@@ -121,14 +122,15 @@ def read_changes(config: Path | None, assignments: list[str] | None, options: di
     changes: dict[str, Any] = {}
     if config is not None:
         try:
-            values = json.loads(config.read_text(encoding="utf-8"))
+            values = json.loads(read_file(config, MOST_TEXT).decode())
         except (OSError, ValueError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"not JSON, {error}"
             raise RequestError(f"--config {config} cannot be read: {reason}.\nIt must hold one JSON object.") from error
         if not isinstance(values, dict):
             raise RequestError(f"--config {config} holds a {type(values).__name__}.\nIt must hold one JSON object.")
         # Networks of different kinds have different keys, so a network with its kind replaces that of the recipe as a whole.
-        whole = {"network": values.pop("network")} if "kind" in (values.get("network") or ()) else {}
+        network = values.get("network")
+        whole = {"network": values.pop("network")} if isinstance(network, dict) and "kind" in network else {}
         changes |= dict(flatten(values)) | whole
     changes |= {key: value for key, value in options.items() if value is not None}
     return changes | parse_assignments(assignments or [])

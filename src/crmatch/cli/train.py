@@ -70,7 +70,6 @@ def train(
     json_: options.JsonOption = False,
 ) -> None:
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
-    from crmatch.atomic_files import read_json
     from crmatch.runs.directory import RunDirectory, keys_to_keep, method_reference
     from crmatch.runs.workspace import Workspace
     from crmatch.spec.run_spec import replace
@@ -117,8 +116,7 @@ def train(
         if parsed.folder is None and not quiet:
             typer.echo(f"Images are used at {size} px{reason}. Choose another size with --image-size.", err=True)
     if from_ is not None and recipe != "head":  # a classifier on frozen features is trained in seconds
-        weights = str(read_json(RunDirectory(from_).model_config)["checksum"])[:8]
-        specs[0] = replace(specs[0], start_from=f"{from_.resolve()}#{weights}")
+        specs[0] = replace(specs[0], start_from=f"{from_.resolve()}#{RunDirectory(from_).model_checksum()[:8]}")
     if not long_is_wanted:
         _refuse_long_run(specs[0], workspace, execution)
     if parsed.folder and is_main_process():

@@ -56,7 +56,7 @@ def predict(
     with Bar("pictures") as progress:
         found = predict_files(model, paths, batch_size, progress)
     for row, reason in list(found.unreadable.items())[:MOST_NAMED]:
-        typer.echo(f"unreadable: {paths[row]}: {reason}", err=True)
+        typer.echo(printable(f"unreadable: {paths[row]}: {reason}"), err=True)
     if (more := len(found.unreadable) - MOST_NAMED) > 0:
         typer.echo(f"and {more:,} more unreadable files", err=True)
     typer.echo(_how_often_right(model, abstain), err=True)

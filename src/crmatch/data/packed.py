@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 
 from crmatch.atomic_files import replacing
+from crmatch.data.square import SMALLEST_SIDE
 from crmatch.errors import DataError
 
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
@@ -78,6 +79,13 @@ def read_packed(path: Path) -> Arrays:
             raise DataError(f"{key} of {path} must be uint8 (N, H, W, C), found {array.dtype} {array.shape}.")
         if key.endswith("_labels") and (array.dtype.kind not in "iu" or array.ndim != 1 or not array.size):
             raise DataError(f"{key} of {path} must be a list of integers, found {array.dtype} {array.shape}.")
+    shapes = {key: array.shape[1:] for key, array in arrays.items() if key.endswith("_images")}
+    _check_shape(path, shapes["train_images"])
+    for key, shape in shapes.items():
+        if shape[2] != shapes["train_images"][2] or min(shape[:2]) < SMALLEST_SIDE:
+            raise DataError(f"{key} of {path} are {shape}, train_images {shapes['train_images']}.\nUse images of one kind.")
+    if shapes.get("unlabeled_images", shapes["train_images"]) != shapes["train_images"]:
+        raise DataError(f"unlabeled_images of {path} have another size than train_images.\nUse images of one size.")
     if int(arrays["test_labels"].min()) < 0:
         raise DataError(f"test_labels of {path} has a negative label.\nOnly training images may be unlabeled (-1).")
     if int(arrays["train_labels"].max()) >= len(arrays["train_labels"]):
@@ -101,7 +109,15 @@ def packed_image_shape(path: Path) -> tuple[int, int, int]:
             raise ValueError(f"train_images has shape {shape}, not (N, H, W, C)")
     except Exception as error:
         raise _unreadable(path, error) from error
+    _check_shape(path, shape[1:])
     return shape[1], shape[2], shape[3]
+
+
+def _check_shape(path: Path, shape: tuple[int, ...]) -> None:
+    height, width, channels = shape
+    if min(height, width) < SMALLEST_SIDE or channels not in (1, 3):
+        found = f"the images of {path} have {height}x{width} pixels and {channels} channels"
+        raise DataError(f"{found}.\nUse at least {SMALLEST_SIDE} pixels, and 1 or 3 channels.")
 
 
 def write_packed(path: Path, arrays: Mapping[str, Array | Rows], progress: Progress | None = None) -> None:

@@ -192,8 +192,8 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Own the directory, which is created if needed; raises `InUseError` if another process does."""
         try:
-            make_directory(self.path)
             self._check_directories()
+            make_directory(self.path)
             lock = FileLock(self.lock).acquire(timeout=0)
         except Timeout as error:
             found = f"{self.path} is in use by another process"
@@ -205,8 +205,8 @@ class RunDirectory:
             yield
 
     def _check_directories(self) -> None:
-        """A link in the directory of a stranger would make a run write and remove files elsewhere."""
-        for path in (self.checkpoints, self.tensorboard):
+        """A link in a folder of runs from a stranger would make a run write and remove files elsewhere."""
+        for path in (*self.path.parents[:2], self.path, self.checkpoints, self.tensorboard):
             if path.is_symlink() or (path.exists() and not path.is_dir()):
                 raise DataError(f"{path} is a link or a file, not a directory.\nRemove it, or choose another --out.")
 
@@ -245,11 +245,18 @@ class RunDirectory:
         """The record of a finished run; None if it is not finished."""
         return parse_record(read_json(self.record), self.record) if self.record.exists() else None
 
+    def model_checksum(self) -> str:
+        """The checksum that the model's configuration has for its weights."""
+        config = read_json(self.model_config)
+        if not (isinstance(config, dict) and isinstance(config.get("checksum"), str)):
+            raise DataError(f"{self.model_config} has no checksum of the weights.\nThe file is damaged; train again.")
+        return str(config["checksum"])
+
     def model_is_intact(self) -> bool:
         """Whether the weights of a finished run are those that its configuration names."""
         try:
-            return bool(read_json(self.model_config)["checksum"] == checksum(read_file(self.model)))
-        except (DataError, OSError, KeyError, TypeError):
+            return self.model_checksum() == checksum(read_file(self.model))
+        except (DataError, OSError):
             return False
 
     def read_metrics(self) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from crmatch.data.images import DataSet
 from crmatch.data.load import add_labels, load_data
 from crmatch.data.settings import Setting
 from crmatch.data.splits import Split, balanced, given_split, make_split
-from crmatch.errors import RequestError
+from crmatch.errors import DataError, RequestError
 from crmatch.evaluation import Quality, finite, measure, predict_probabilities, pseudo_label_counts, pseudo_label_quality
 from crmatch.methods.base import LossTerms, Models
 from crmatch.networks.build import build_network
@@ -72,6 +72,16 @@ def weak_augmentation(spec: RunSpec) -> WeakAugmentation:
     return WeakAugmentation(spec.padding, chosen.mirror, chosen.padding_mode, chosen.rotation, chosen.jitter)
 
 
+def load_initial(network: Network, weights: Mapping[str, Tensor]) -> None:
+    """Load the weights to start from: the whole backbone, maybe the classifier. Heads of training keep their own weights."""
+    try:
+        missing, unexpected = network.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # other shapes
+        raise DataError("the weights to start from do not fit the network.\nTrain without --from.") from error
+    if unexpected or any(name.startswith("backbone.") for name in missing):
+        raise DataError("the weights to start from are not those of this network.\nTrain without --from.")
+
+
 class Experiment:
     """A spec with its data on a device, ready to train."""
 
@@ -107,7 +117,7 @@ class Experiment:
         }
         network = build_network(spec.network, **shape, unlabeled=unlabeled, heads=spec.method.heads, seed=spec.seed)
         if self._initial is not None:
-            network.load_state_dict(self._initial, strict=False)  # heads that only training has keep their own weights
+            load_initial(network, self._initial)
         elif prepare := getattr(network.backbone, "prepare", None):
             prepare(self.normalizer(train_set.images[:: -(-len(train_set) // PREPARING_IMAGES)]).cpu())
         epoch, first = spec.plan.steps_per_epoch(unlabeled), self._first_stage.steps

@@ -80,7 +80,15 @@ class FeatureStore:
 
     def missing(self, views: list[str]) -> list[str]:
         """The views that have to be computed."""
-        return [view for view in views if not self._path(view).is_file()]
+        return [view for view in views if not self._is_stored(view)]
+
+    def _is_stored(self, view: str) -> bool:
+        """Whether the features of all images are there; a damaged file is computed again."""
+        try:
+            stored = np.load(self._path(view), mmap_mode="r")
+        except (OSError, ValueError, EOFError):
+            return False
+        return stored.dtype == np.float16 and stored.ndim == 2 and len(stored) == len(self._images)
 
     def compute(
         self, view: str, features: PooledFeatures, normalize: Normalizer, device: torch.device, advance: Callable[[int], None]

@@ -42,6 +42,8 @@ def finished_record(directory: RunDirectory, spec: RunSpec, resume: Literal["aut
             found = f"{directory.path} holds a run without its spec.json"
             raise ResumeError(f"{found}.\nBring the file back, choose another --out, or remove the directory.")
         return None
+    if started != spec:  # a recipe that has changed since then, or another spec
+        _check_writer(directory)
     directory.check_spec(started, spec)
     if resume == "never":
         found = f"{directory.path} already holds this run, and --resume never was asked for"
@@ -85,10 +87,7 @@ def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, no
     before = {"processes": 1, "compiled": False, **checkpoint.values}
     if type(before["numerics"]) is not int:
         raise ValueError("numerics is not an integer")
-    if before["numerics"] != NUMERICS:
-        found = f"{directory.path} was started with numerics {before['numerics']}; this version has {NUMERICS}"
-        writer = before.get("version") or EARLIER.get(before["numerics"], "the version that started it")
-        raise ResumeError(f"{found}.\nFinish it with {writer}, or remove the directory.")
+    _check_numerics(directory, before["numerics"], before.get("version"))
     split = read_json(directory.split)
     started = split.get("data_fingerprint") if isinstance(split, dict) else None
     if not isinstance(started, str):
@@ -102,6 +101,21 @@ def _check(checkpoint: Checkpoint, directory: RunDirectory, fingerprint: str, no
     )
     if then != here:
         logger.warning("this run began with %s and resumes with %s: the result will not be bit-identical", then, here)
+
+
+def _check_numerics(directory: RunDirectory, before: int, version: str | None = None) -> None:
+    if before != NUMERICS:
+        found = f"{directory.path} was started with numerics {before}; this version has {NUMERICS}"
+        writer = version or EARLIER.get(before, "the version that started it")
+        raise ResumeError(f"{found}.\nUse {writer} for it, choose another --out, or remove the directory.")
+
+
+def _check_writer(directory: RunDirectory) -> None:
+    """Raise a `ResumeError` if a version with other numerics has written the run."""
+    if (record := directory.read_record()) is not None:
+        _check_numerics(directory, record.numerics)
+    elif (checkpoint := load_checkpoint(directory.checkpoints)) is not None and isinstance(checkpoint.values["numerics"], int):
+        _check_numerics(directory, checkpoint.values["numerics"], checkpoint.values.get("version"))
 
 
 def locate_divergence(

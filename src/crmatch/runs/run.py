@@ -122,15 +122,21 @@ def starting_weights(spec: RunSpec, class_names: Sequence[str]) -> dict[str, Ten
         return None
     path, _, expected = spec.start_from.rpartition("#")
     directory = RunDirectory(Path(path))
-    config = read_json(directory.model_config)
     content = directory.model.read_bytes() if directory.model.is_file() else b""
     if checksum(content)[:8] != expected:
         raise DataError(f"the model in {path} is gone or not the one to start from.\nRestore it, or train without --from.")
-    network = TypeAdapter[AnyNetwork](NetworkConfig).validate_python(config["network"])
+    try:
+        config = read_json(directory.model_config)
+        network, names = TypeAdapter[AnyNetwork](NetworkConfig).validate_python(config["network"]), config["class_names"]
+        weights = safetensors.torch.load(content)
+        if not {"classifier.weight", "classifier.bias"} <= weights.keys():
+            raise ValueError("no classifier")
+    except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
+        raise DataError(f"the model in {path} is damaged.\nRestore it, or train without --from.") from error
     if getattr(network, "backbone", network) != getattr(spec.network, "backbone", spec.network):
         raise RequestError(f"{path} has another network than this run.\nLeave out --from, or what changes the network.")
-    kept = ("backbone.", "classifier.") if config["class_names"] == list(class_names) else ("backbone.",)
-    return {name: tensor for name, tensor in safetensors.torch.load(content).items() if name.startswith(kept)}
+    kept = ("backbone.", "classifier.") if names == list(class_names) else ("backbone.",)
+    return {name: tensor for name, tensor in weights.items() if name.startswith(kept)}
 
 
 def _train(experiment: Experiment, directory: RunDirectory, progress: Progress | None, stop: Callable[[], bool]) -> RunRecord:
@@ -138,7 +144,8 @@ def _train(experiment: Experiment, directory: RunDirectory, progress: Progress |
     rule = "folder" if spec.data.folder else spec.data.split_rule
     split = describe_split(experiment.split, experiment.data.train, spec.setting, spec.split, rule)
     if processes.is_main:
-        remove_leftovers(directory.path)
+        for place in (directory.path, directory.checkpoints):
+            remove_leftovers(place)
     if not restore(training, directory, split["data_fingerprint"]) and processes.is_main:
         keep_split(directory.split, split)
         write_json(directory.spec, spec.to_json())
