@@ -60,7 +60,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
     folder = tmp_path_factory.mktemp("two")
     stripes_in(folder / "data")
     processes = start_two(two_processes.__file__, folder)
-    errors = [process.communicate(timeout=120)[1] for process in processes]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
     return Two(folder, [safetensors.torch.load_file(folder / f"{rank}.safetensors") for rank in range(2)])
 
@@ -217,7 +217,7 @@ def test_tuning_a_pretrained_network_survives_kills_and_signals_and_two_processe
     for name, value in tuned_weights(tmp_path, "disturbed").items():
         assert torch.equal(value, expected[name]), name
     processes = start_two(*tune_command(tmp_path, "two"))
-    messages = [process.communicate(timeout=120)[1] for process in processes]
+    messages = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(messages)
     for name, value in tuned_weights(tmp_path, "two").items():
         close(name, value, expected[name], 1e-6)

@@ -111,7 +111,7 @@ class Sandbox:
             "metrics.jsonl, resumed": Target(unfinished / "metrics.jsonl", mutations.mutate_lines, [resumed]),
             "labels.csv of a folder": Target(photos / "labels.csv", mutations.mutate_csv, [check]),
             "labels.csv of a data set": Target(numbers, mutations.mutate_csv, [with_labels]),
-            "folder of pictures": Target(photos, None, [check, ["predict", run, photos]]),
+            "folder of pictures": Target(photos, None, [check, [*predict[:2], photos, *predict[3:]]]),
             ".npz": Target(self.data_dir / "stripes.npz", mutations.mutate_npz, [["data", "check", "stripes", *data], fresh]),
         }
         os.mkfifo(self.root / "pipe")
