@@ -414,3 +414,20 @@ def test_a_labels_file_of_a_gigabyte_is_refused_without_reading_it(crmatch: Comm
     said = crmatch("train", "stripes@2", "--data-dir", stripes, "--labels", labels)
     assert said.code == 2
     assert "more than 128 MB" in said.err
+
+
+@pytest.mark.parametrize("content", ['{"network": 5}', '{"network": [1]}', "[", "5", None])
+def test_an_odd_config_file_is_a_message(crmatch: Command, stripes: Path, tmp_path: Path, content: str | None) -> None:
+    config = tmp_path / "config.json" if content else Path("/dev/zero")
+    if content:
+        config.write_text(content)
+    said = crmatch("train", "stripes@2", "--data-dir", stripes, "--out", tmp_path / "runs", "--config", config)
+    assert said.code == 2, said.err
+
+
+@pytest.mark.process
+def test_unreadable_pictures_cannot_command_the_terminal(crmatch: Command, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "\x1b]0;owned\x07.png").write_bytes(b"no picture")
+    said = crmatch("predict", finished, tmp_path / "\x1b]0;owned\x07.png", "--out", tmp_path / "predictions.csv")
+    assert "unreadable" in said.err
+    assert "\x1b" not in said.err

@@ -80,9 +80,9 @@ def read_packed(path: Path) -> Arrays:
         if key.endswith("_labels") and (array.dtype.kind not in "iu" or array.ndim != 1 or not array.size):
             raise DataError(f"{key} of {path} must be a list of integers, found {array.dtype} {array.shape}.")
     shapes = {key: array.shape[1:] for key, array in arrays.items() if key.endswith("_images")}
-    _check_shape(path, shapes["train_images"])
     for key, shape in shapes.items():
-        if shape[2] != shapes["train_images"][2] or min(shape[:2]) < SMALLEST_SIDE:
+        _check_shape(path, shape)
+        if shape[2] != shapes["train_images"][2]:
             raise DataError(f"{key} of {path} are {shape}, train_images {shapes['train_images']}.\nUse images of one kind.")
     if shapes.get("unlabeled_images", shapes["train_images"]) != shapes["train_images"]:
         raise DataError(f"unlabeled_images of {path} have another size than train_images.\nUse images of one size.")

@@ -114,8 +114,10 @@ def _check_writer(directory: RunDirectory) -> None:
     """Raise a `ResumeError` if a version with other numerics has written the run."""
     if (record := directory.read_record()) is not None:
         _check_numerics(directory, record.numerics)
-    elif (checkpoint := load_checkpoint(directory.checkpoints)) is not None and isinstance(checkpoint.values["numerics"], int):
-        _check_numerics(directory, checkpoint.values["numerics"], checkpoint.values.get("version"))
+    elif checkpoint := load_checkpoint(directory.checkpoints):
+        before = checkpoint.values.get("numerics")
+        if isinstance(before, int):  # otherwise it is damaged, which `restore` would find
+            _check_numerics(directory, before, checkpoint.values.get("version"))
 
 
 def locate_divergence(

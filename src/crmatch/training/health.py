@@ -74,9 +74,7 @@ class CollapseWatch:
         self._one_class_checks = self._one_class_checks + 1 if share > LARGEST_SHARE else 0
         if self._one_class_checks == ONE_CLASS_CHECKS:
             name = self._names[counts.index(max(counts))]
-            found = (
-                f"the model predicts {name!r} for {share:.0f} % of a sample of images; it may have collapsed onto that class"
-            )
+            found = f"the model predicts {name!r} for {share:.0f} % of a sample of images; it may have collapsed"
             advice = "Check the labels of that class, label more of the others, or try a smaller plan.learning_rate."
             logger.warning("step %d: %s.\n%s", step, found, advice)
 
