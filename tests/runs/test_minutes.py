@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conftest import Command
 from crmatch.runs.directory import RunDirectory
 from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.run_spec import parse_spec
+from crmatch.spec.run_spec import parse_spec, replace
 
 
 def test_a_run_with_minutes_resumes_to_the_bit(
@@ -31,3 +32,19 @@ def test_a_run_with_minutes_resumes_to_the_bit(
     run(spec, Workspace.at(tmp_path / "undisturbed", stripes))
     (other,) = (tmp_path / "undisturbed").rglob("model.safetensors")
     assert other.read_bytes() == model.read_bytes()
+
+
+@pytest.mark.parametrize(("minutes", "size"), [(4.9, 20), (5, 32)])
+def test_images_of_quick_are_larger_from_five_minutes_on(
+    crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, size: int
+) -> None:
+    """A given size counts all the same, and is part of the run's name."""
+    images, labels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "noise.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    monkeypatch.setattr("crmatch.cli.session.fit_steps", lambda experiment, _: replace(experiment.spec, **{"plan.steps": 1}))
+    command = ["train", "noise@2", "--minutes", minutes, "--set=network.filters=1", "--data-dir", tmp_path, "--out", tmp_path]
+    for options, expected in (([], size), (["--image-size", 24], 24)):
+        assert crmatch(*command, *options).code == 0
+        found = [json.loads(file.read_text())["data"]["image_size"] for file in tmp_path.rglob("spec.json")]
+        assert expected in found
+    assert len(found) == 2

@@ -72,6 +72,7 @@ def train(
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
     from crmatch.runs.directory import RunDirectory, keys_to_keep, method_reference
     from crmatch.runs.workspace import Workspace
+    from crmatch.spec.recipes import quick_image_size
     from crmatch.spec.run_spec import replace
     from crmatch.training.execution import Execution
 
@@ -94,6 +95,9 @@ def train(
         _hold_out(parsed, workspace)
     recipe = _choose_recipe(parsed, method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
+    if recipe == "quick" and minutes:
+        size = before.spec.data.image_size if before else quick_image_size(parsed, minutes)
+        changes.setdefault("data.image_size", size)
     specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
     if baseline is None:
         baseline = specs[0].data.folder is not None

@@ -26,6 +26,8 @@ from crmatch.training.plan import Phase, TrainPlan
 FOLLOW_FROM_MINUTES = ("steps", "evaluate_every", "log_every", "checkpoint_every")
 """Keys of the plan that are chosen when a run with `plan.minutes` starts."""
 DEFAULT_BACKBONE = "efficientnet-lite0"
+LONG_MINUTES = 5.0
+"""From this time on, `quick` has images of 32 pixels; before, the steps that small images save are worth more."""
 
 # Mean and standard deviation per channel in USB's code; for CIFAR-10 it has those of ImageNet.
 USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -114,13 +116,19 @@ def _original(setting: Setting, method: Kind) -> RunSpec:
     return _paper(setting, method).model_copy(update={"recipe": "original"})
 
 
+def quick_image_size(setting: Setting, minutes: float | None = None) -> int:
+    """The image size of `quick`: 20 pixels, or 32 in runs of `LONG_MINUTES` and for larger originals. Smaller ones are kept."""
+    is_long = minutes is not None and minutes >= LONG_MINUTES
+    return min(setting.image_size, 32 if is_long or setting.image_size > 32 else 20)
+
+
 def _quick(setting: Setting, method: Kind) -> RunSpec:
     """Values and lengths were chosen on splits 4 and 5; docs/quick-recipe.md says what each brought."""
     steps = setting.defaults.quick_steps
     return RunSpec(
         setting=setting.name,
         recipe="quick",
-        data=_data(setting, min(setting.image_size, 20 if setting.image_size <= 32 else 32)),
+        data=_data(setting, quick_image_size(setting)),
         augmentation=AugmentationSpec(mirror=setting.defaults.mirror),
         network=FastNetConfig(),
         method=build_method(method, _ties(method, "exclude")),
