@@ -22,7 +22,9 @@ def test_a_run_with_minutes_resumes_to_the_bit(
     command = ["train", "stripes@2", "--minutes", "0.1", "--set=network.filters=4", "--data-dir", stripes, "--out", out]
     polls = iter(range(5))
     monkeypatch.setattr("crmatch.cli.session.stop_request", lambda: lambda: next(polls, None) is None)
-    assert crmatch(*command).code == 75
+    stopped = crmatch(*command)
+    assert stopped.code == 75
+    assert "images, as many as fit into the time" in stopped.err  # no estimate that contradicts the time asked for
     monkeypatch.setattr("crmatch.cli.session.stop_request", lambda: lambda: False)
     assert crmatch(*command).code == 0
     (model,) = out.rglob("model.safetensors")

@@ -67,7 +67,10 @@ class Session:
                 from crmatch.cli.trackers import tracked
 
                 progress = stack.enter_context(tracked(name, spec, workspace, beside=progress))
-            display.cost = describe_cost(estimate(spec, workspace.setting_of(spec), self.execution.activations))
+            cost = estimate(spec, workspace.setting_of(spec), self.execution.activations)
+            display.cost = describe_cost(cost)
+            if minutes:  # its steps were chosen by their measured speed, which says more than an estimate
+                display.cost = f"{cost.steps:,} steps of {cost.images_per_step:,} images, as many as fit into the time"
             if isinstance(spec.network, PretrainedConfig) and (steps := spec.plan.steps):
                 seconds = tuning_seconds(spec, steps)
                 time_needed = f", about {duration(seconds)} {on_cpu()}" if seconds else ""
