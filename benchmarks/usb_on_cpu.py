@@ -123,7 +123,8 @@ def build(
     settings = {
         "algorithm": "crmatch", "net": "wrn_28_2", "net_from_name": False, "num_classes": classes, "dataset": "cifar10",
         "batch_size": labeled_batch, "uratio": 7, "use_cat": True, "img_size": side, "crop_ratio": 0.875,
-        "num_labels": len(labeled), "num_train_iter": steps, "epoch": 2**10, "num_eval_iter": 2**30, "num_log_iter": 2**30,
+        "num_labels": len(labeled), "num_train_iter": steps, "epoch": max(1, steps // 2**10),
+        "num_eval_iter": 2**30, "num_log_iter": 2**30,
         "num_workers": workers, "train_sampler": "RandomSampler", "optim": "SGD", "lr": 0.03, "weight_decay": 5e-4,
         "ema_m": ema, "clip_grad": 0, "amp": False, "p_cutoff": 0.95, "hard_label": True, "rot_loss_ratio": 1.0, "gpu": None,
         "distributed": False, "world_size": 1, "rank": 0, "multiprocessing_distributed": False, "seed": 0,
