@@ -9,6 +9,9 @@ A table stands between two lines, the first of which says how it is made. The te
     <!-- crmatch table ablation --setting digits@4 --splits 1-5 -->
     <!-- end of table -->
 
+`<!-- runs with --minutes -->` in the first line makes a table of all committed records of such runs; their lengths differ from
+machine to machine, so `crmatch table` cannot know them. `--collect` leaves them out: they are copied by hand.
+
 Only the image shape of a data set is needed. For the sets in `STORED` it is known here. If a set is neither in `STORED` nor
 on this machine, its table is left unchanged, with a message.
 """
@@ -19,6 +22,7 @@ import argparse
 import re
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,18 +34,22 @@ import numpy as np
 from crmatch.atomic_files import read_json, write_file, write_json
 from crmatch.data.packed import packed_path, write_packed
 from crmatch.errors import RequestError
+from crmatch.methods import title_of
 from crmatch.paper.claims import make_plan
 from crmatch.paper.formats import to_markdown
 from crmatch.paper.grid import Grid, Overrides, find_table, make_grid, own_table, parse_splits
-from crmatch.paper.results import analysis_file, fill, records_in, runs_in
+from crmatch.paper.intervals import estimate
+from crmatch.paper.results import analysis_file, fill, recorded_runs, records_in, runs_in
 from crmatch.paper.verdicts import Results, evaluate_claims, to_page
 from crmatch.report.figures import draw_forest
+from crmatch.runs.record import RunRecord
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import parse_assignments
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDS = DOCS / "results" / "records"
 BLOCK = re.compile(r"(<!-- crmatch table (?P<arguments>[^>]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+TIMED_BLOCK = re.compile(r"(<!-- runs with --minutes -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 STORED = {"svhn_small": (32, 32, 3), "cifar10_small": (32, 32, 3)}
 """(height, width, channels) of packed sets that are not part of the project."""
@@ -113,7 +121,27 @@ def rebuilt(page: Path, out: Path | None) -> str:
         text = to_markdown(fill(grid, records_in(RECORDS)))
         return f"{match[1]}\n{text.replace(f'{DOCS.parent}/', '')}\n{match[3]}"
 
-    return BLOCK.sub(table, page.read_text(encoding="utf-8"))
+    text = BLOCK.sub(table, page.read_text(encoding="utf-8"))
+    return TIMED_BLOCK.sub(lambda match: f"{match[1]}{timed_runs()}\n{match[2]}", text)
+
+
+def timed_runs() -> str:
+    """The runs with `--minutes`: setting, method and time with the mean error over splits and its 95 % interval."""
+    groups: dict[tuple[str, float, int, str], list[RunRecord]] = defaultdict(list)
+    for spec, run in recorded_runs(RECORDS).items():
+        if spec.plan.minutes is not None and spec.recipe == "quick":
+            groups[spec.setting, spec.plan.minutes, run.record.machine["threads"], title_of(spec.method)].append(run.record)
+    rows = [
+        "| setting | method | time | steps | test error % | 95 % interval | n |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (setting, minutes, threads, method), records in sorted(groups.items()):
+        time = f"{minutes:g} min on {threads} thread{'s' * (threads > 1)}"
+        steps = " ".join(f"{steps:,}" for steps in sorted({record.steps for record in records}))
+        found = estimate([record.error for record in records if record.error is not None])
+        interval = f"{found.t[0]:.1f} to {found.t[1]:.1f}" if found.t else "–"
+        rows.append(f"| {setting} | {method} | {time} | {steps} | {found.mean:.2f} | {interval} | {found.n} |")
+    return "\n".join(rows)
 
 
 def claims(out: Path | None) -> list[Results]:
