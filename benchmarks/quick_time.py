@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Where the time of `crmatch train SETTING` goes, and how fast its convolutions are compared with a matrix product.
+"""Where the time of `crmatch train SETTING` goes, how fast its convolutions are, and a step beside a busy process.
 
-    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR     # three minutes on two quiet cores; prints two tables
+    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR                 # three minutes on two quiet cores
+    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR --minutes 5     # eight minutes: the parts of a longer run
 
-Evaluations, checkpoints and batches are timed inside of the command; what is left besides the steps is start-up and end.
+Prints three tables. Evaluations, checkpoints and batches are timed inside of the command; what is left besides the steps is
+start-up and end. The busy process is an endless loop in Python. Every program in the last table has a process of its own,
+because OpenMP reads these variables when torch is imported; rounds take turns.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import statistics
 import subprocess
 import sys
@@ -30,7 +34,8 @@ from crmatch.augment.batches import BatchMaker
 from crmatch.cli.app import main as crmatch_command
 from crmatch.data.settings import parse_setting
 from crmatch.runs.experiment import Experiment, load_run_data
-from crmatch.spec.recipes import recipe
+from crmatch.spec.recipes import quick_image_size, recipe
+from crmatch.spec.run_spec import replace
 from crmatch.training.loop import Training
 from crmatch.training.runtime import choose_runtime
 
@@ -41,6 +46,14 @@ TIMED = {
     "checkpoints": (crmatch.runs.run, "save_checkpoint"),
 }
 SIDE = 1024
+WAITING: dict[str, dict[str, str]] = {
+    "torch's default": {},
+    "`GOMP_SPINCOUNT=1000` (the command `crmatch`)": {"GOMP_SPINCOUNT": "1000"},
+    "`OMP_WAIT_POLICY=PASSIVE`": {"OMP_WAIT_POLICY": "PASSIVE"},
+    "one thread": {"OMP_NUM_THREADS": "1"},
+}
+"""How threads wait for each other -> environment."""
+ROUNDS = 3
 
 
 def parts(command: list[str]) -> tuple[float, dict[str, float]]:
@@ -79,11 +92,34 @@ def median_seconds(work: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(times[3:])
 
 
-def rates(setting_name: str, data_dir: Path) -> list[tuple[str, float, float]]:
-    """(what, GFLOP, seconds) of a step, of its convolutions alone and of a matrix product."""
+def prepare(setting_name: str, data_dir: Path, minutes: float | None) -> Training:
     setting = parse_setting(setting_name, data_dir)
-    spec = recipe(setting, "crmatch", "quick")
-    training = Experiment(spec, *load_run_data(spec, setting, data_dir), choose_runtime()).training()
+    spec = replace(recipe(setting, "crmatch", "quick"), **{"data.image_size": quick_image_size(setting, minutes)})
+    return Experiment(spec, *load_run_data(spec, setting, data_dir), choose_runtime()).training()
+
+
+def beside_busy_process(command: list[str]) -> list[tuple[str, float, float]]:
+    """(how threads wait, milliseconds per step alone, beside a busy process), medians over rounds."""
+    found: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for _ in range(ROUNDS):
+        for name, variables in WAITING.items():
+            for busy in (False, True):
+                other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
+                try:
+                    clean = {key: value for key, value in os.environ.items() if not key.startswith(("GOMP_", "OMP_"))}
+                    answer = subprocess.run(
+                        [*command, "--step-only"], check=True, capture_output=True, text=True, env={**clean, **variables}
+                    )
+                finally:
+                    if other is not None:
+                        other.kill()
+                        other.wait()
+                found[name, busy].append(float(answer.stdout))
+    return [(name, *(1e3 * statistics.median(found[name, busy]) for busy in (False, True))) for name in WAITING]
+
+
+def rates(training: Training) -> list[tuple[str, float, float]]:
+    """(what, GFLOP, seconds) of a step, of its convolutions alone and of a matrix product."""
     with FlopCounterMode(display=False) as counter:
         training.take_step()
     work = counter.get_total_flops() / 1e9
@@ -99,12 +135,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("setting")
     parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--step-only", action="store_true", help="print the seconds of a step")
     chosen = parser.parse_args()
+    training = prepare(chosen.setting, chosen.data_dir, chosen.minutes)
+    if chosen.step_only:
+        print(median_seconds(training.take_step, 50))
+        return
     print(f"| {chosen.setting} | GFLOP | ms | GFLOPS |\n| --- | --- | --- | --- |")
-    for what, work, duration in rates(chosen.setting, chosen.data_dir):
+    for what, work, duration in rates(training):
         print(f"| {what} | {work:.1f} | {duration * 1e3:.1f} | {work / duration:.0f} |")
+    length = ["--minutes", str(chosen.minutes)] if chosen.minutes else []
+    print(f"\n| {chosen.setting} | ms, alone | beside a busy process | ratio |\n| --- | --- | --- | --- |")
+    for name, alone, beside in beside_busy_process([sys.executable, *sys.argv]):
+        print(f"| {name} | {alone:.1f} | {beside:.1f} | {beside / alone:.1f} |")
     with tempfile.TemporaryDirectory() as out:
-        places = ["--recipe", "quick", "--data-dir", str(chosen.data_dir), "--out", out]
+        places = ["--recipe", "quick", "--data-dir", str(chosen.data_dir), "--out", out, *length]
         total, seconds = parts(["train", chosen.setting, *places])
     print(f"\n| {chosen.setting} | seconds | share |\n| --- | --- | --- |")
     for name in ("steps", "batches", "evaluations", "checkpoints", "start and end"):
