@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Where the time of `crmatch train SETTING` goes, how fast its convolutions are, and a step beside a busy process.
 
-    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR                 # three minutes on two quiet cores
-    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR --minutes 5     # eight minutes: the parts of a longer run
+    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR                 # six minutes on two quiet cores
+    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR --minutes 5     # eleven minutes: a longer run
 
 Prints three tables. Evaluations, checkpoints and batches are timed inside of the command; what is left besides the steps is
 start-up and end. The busy process is an endless loop in Python. Every program in the last table has a process of its own,
@@ -92,7 +92,7 @@ def median_seconds(work: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(times[3:])
 
 
-def prepare(setting_name: str, data_dir: Path, minutes: float | None) -> Training:
+def prepare(setting_name: str, data_dir: Path, minutes: float) -> Training:
     setting = parse_setting(setting_name, data_dir)
     spec = replace(recipe(setting, "crmatch", "quick"), **{"data.image_size": quick_image_size(setting, minutes)})
     return Experiment(spec, *load_run_data(spec, setting, data_dir), choose_runtime()).training()
@@ -115,7 +115,8 @@ def beside_busy_process(command: list[str]) -> list[tuple[str, float, float]]:
                         other.kill()
                         other.wait()
                 found[name, busy].append(float(answer.stdout))
-    return [(name, *(1e3 * statistics.median(found[name, busy]) for busy in (False, True))) for name in WAITING]
+    medians = {key: 1e3 * statistics.median(times) for key, times in found.items()}
+    return [(name, medians[name, False], medians[name, True]) for name in WAITING]
 
 
 def rates(training: Training) -> list[tuple[str, float, float]]:
@@ -135,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("setting")
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--step-only", action="store_true", help="print the seconds of a step")
     chosen = parser.parse_args()
     training = prepare(chosen.setting, chosen.data_dir, chosen.minutes)

@@ -23,7 +23,7 @@ import re
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,7 +44,8 @@ from crmatch.paper.verdicts import Results, evaluate_claims, to_page
 from crmatch.report.figures import draw_forest
 from crmatch.runs.record import RunRecord
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.run_spec import parse_assignments
+from crmatch.spec.recipes import FOLLOW_FROM_MINUTES
+from crmatch.spec.run_spec import RunSpec, parse_assignments, replace
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORDS = DOCS / "results" / "records"
@@ -126,22 +127,26 @@ def rebuilt(page: Path, out: Path | None) -> str:
 
 
 def timed_runs() -> str:
-    """The runs with `--minutes`: setting, method and time with the mean error over splits and its 95 % interval."""
-    groups: dict[tuple[str, float, int, str], list[RunRecord]] = defaultdict(list)
+    """Runs of `quick` with `--minutes`, grouped by spec without split and length: mean error over splits, 95 % interval."""
+    groups: dict[tuple[RunSpec, int], list[RunRecord]] = defaultdict(list)
+    length = {f"plan.{key}": 1 for key in FOLLOW_FROM_MINUTES}
     for spec, run in recorded_runs(RECORDS).items():
-        if spec.plan.minutes is not None and spec.recipe == "quick":
-            groups[spec.setting, spec.plan.minutes, run.record.machine["threads"], title_of(spec.method)].append(run.record)
-    rows = [
-        "| setting | method | time | steps | test error % | 95 % interval | n |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for (setting, minutes, threads, method), records in sorted(groups.items()):
-        time = f"{minutes:g} min on {threads} thread{'s' * (threads > 1)}"
-        steps = " ".join(f"{steps:,}" for steps in sorted({record.steps for record in records}))
-        found = estimate([record.error for record in records if record.error is not None])
-        interval = f"{found.t[0]:.1f} to {found.t[1]:.1f}" if found.t else "–"
-        rows.append(f"| {setting} | {method} | {time} | {steps} | {found.mean:.2f} | {interval} | {found.n} |")
+        if spec.plan.minutes is not None and spec.recipe == "quick" and run.record.error is not None:
+            groups[replace(spec, split=1, **length), run.record.machine["threads"]].append(run.record)
+    header = "setting | method | px | minutes asked for | threads | minutes taken | steps | test error % | 95 % interval | n"
+    rows = [f"| {header} |", "|" + " --- |" * 10]
+    for (spec, threads), found in sorted(groups.items(), key=lambda group: (group[0][0].setting, group[0][0].plan.minutes)):
+        errors = estimate([record.error for record in found if record.error is not None])
+        cells = [spec.setting, title_of(spec.method), spec.data.image_size, f"{spec.plan.minutes:g}", threads]
+        cells += [span([record.seconds / 60 for record in found], ".1f"), span([record.steps for record in found], ",")]
+        cells += [f"{errors.mean:.2f}", f"{errors.t[0]:.2f} to {errors.t[1]:.2f}" if errors.t else "–", errors.n]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
+
+
+def span(values: Sequence[float], form: str) -> str:
+    """The lowest and the highest value."""
+    return " to ".join(dict.fromkeys(format(value, form) for value in (min(values), max(values))))
 
 
 def claims(out: Path | None) -> list[Results]:

@@ -93,7 +93,7 @@ def page(results: dict[str, Any]) -> str:
     return f"""# Error over time, against USB
 
 Test error of CR-Match after {results["minutes"]:g} minutes on one core, split 1: our recipe `quick`, and USB's own
-code (semilearn 0.3.2) with the same images and labels. The last column says at which of our five evaluations the error was
+code (semilearn 0.3.2) with the same images and labels. The last column says at which of our evaluations the error was
 first as low as USB's final one. n = 1 split: differences of a few points may be chance.
 Made by `python benchmarks/time_to_error.py --minutes {results["minutes"]:g}`.
 
@@ -132,6 +132,9 @@ def main() -> None:
     options = parser.parse_args()
     stored = RESULTS / "time-to-error.json"
     if not options.from_json:
+        cores = sorted(os.sched_getaffinity(0))[: len(SETTINGS)]
+        if len(cores) < len(SETTINGS):
+            parser.error(f"each of the {len(SETTINGS)} settings needs a core of its own, and {len(cores)} is here")
         python, minutes, folder = install_usb(options.usb_venv), options.minutes, options.data_dir
 
         def curves(core: int, setting: str) -> dict[str, Curve]:
@@ -142,7 +145,7 @@ def main() -> None:
             }
 
         with ThreadPoolExecutor() as pool:
-            found = pool.map(curves, sorted(os.sched_getaffinity(0)), SETTINGS)
+            found = pool.map(curves, cores, SETTINGS)
         results = {"minutes": minutes, "curves": dict(zip(SETTINGS, found, strict=True))}
         stored.write_text(json.dumps(results, indent=1) + "\n")
     results = json.loads(stored.read_text())

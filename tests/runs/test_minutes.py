@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from conftest import Command
-from crmatch.runs.directory import RunDirectory
+from crmatch.data.settings import parse_setting
+from crmatch.runs.directory import RunDirectory, train_command
 from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.run_spec import parse_spec, replace
@@ -24,7 +25,7 @@ def test_a_run_with_minutes_resumes_to_the_bit(
     monkeypatch.setattr("crmatch.cli.session.stop_request", lambda: lambda: next(polls, None) is None)
     stopped = crmatch(*command)
     assert stopped.code == 75
-    assert "images, as many as fit into the time" in stopped.err  # no estimate that contradicts the time asked for
+    assert "px, chosen to fit into 0.1 minutes" in stopped.err  # no estimate that contradicts the time asked for
     monkeypatch.setattr("crmatch.cli.session.stop_request", lambda: lambda: False)
     assert crmatch(*command).code == 0
     (model,) = out.rglob("model.safetensors")
@@ -40,13 +41,30 @@ def test_a_run_with_minutes_resumes_to_the_bit(
 def test_images_of_quick_are_larger_from_five_minutes_on(
     crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, size: int
 ) -> None:
-    """A given size counts all the same, and is part of the run's name."""
+    """A given size counts all the same. Only a size that the time does not explain is part of the run's name and command."""
     images, labels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8), np.arange(40) % 2
     np.savez(tmp_path / "noise.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     monkeypatch.setattr("crmatch.cli.session.fit_steps", lambda experiment, _: replace(experiment.spec, **{"plan.steps": 1}))
     command = ["train", "noise@2", "--minutes", minutes, "--set=network.filters=1", "--data-dir", tmp_path, "--out", tmp_path]
-    for options, expected in (([], size), (["--image-size", 24], 24)):
+    variant = f"crmatch-filters=1,minutes={minutes:g}"
+    for options, name, expected in (([], variant, size), (["--image-size", 24], f"crmatch-image_size=24,{variant[8:]}", 24)):
         assert crmatch(*command, *options).code == 0
-        found = [json.loads(file.read_text())["data"]["image_size"] for file in tmp_path.rglob("spec.json")]
-        assert expected in found
-    assert len(found) == 2
+        spec = RunDirectory(tmp_path / "noise@2" / name / "split1-seed0").read_spec()
+        assert spec is not None
+        assert spec.data.image_size == expected
+        again = train_command(spec, parse_setting("noise@2", tmp_path))
+        assert ("image_size" in again) == bool(options)
+        assert f"--minutes {minutes}" in again
+
+
+def test_other_options_under_the_name_of_a_run_with_minutes_are_refused(
+    crmatch: Command, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crmatch.cli.session.fit_steps", lambda experiment, _: replace(experiment.spec, **{"plan.steps": 1}))
+    command = ["train", "stripes@2", "--minutes", 1, "--name", "mine", "--set=network.filters=1"]
+    command += ["--data-dir", stripes, "--out", tmp_path / "runs"]
+    assert crmatch(*command).code == 0
+    assert crmatch(*command).code == 0
+    refused = crmatch(*command, "--set", "method.threshold=0.5")
+    assert refused.code == 2
+    assert "method.threshold is 0.95 there, 0.5 here" in refused.err

@@ -23,7 +23,7 @@ from crmatch.runs.run import make_experiment, run
 from crmatch.runs.signals import stop_request
 from crmatch.runs.timing import fit_steps
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.recipes import head_of
+from crmatch.spec.recipes import FOLLOW_FROM_MINUTES, head_of
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
@@ -67,21 +67,25 @@ class Session:
                 from crmatch.cli.trackers import tracked
 
                 progress = stack.enter_context(tracked(name, spec, workspace, beside=progress))
-            cost = estimate(spec, workspace.setting_of(spec), self.execution.activations)
-            display.cost = describe_cost(cost)
-            if minutes:  # its steps were chosen by their measured speed, which says more than an estimate
-                display.cost = f"{cost.steps:,} steps of {cost.images_per_step:,} images, as many as fit into the time"
-            if isinstance(spec.network, PretrainedConfig) and (steps := spec.plan.steps):
-                seconds = tuning_seconds(spec, steps)
-                time_needed = f", about {duration(seconds)} {on_cpu()}" if seconds else ""
-                display.cost = f"{steps:,} steps" + (
-                    time_needed if spec.network.train == "all" else " on stored features, a few seconds"
-                )
+            display.cost = self._cost(spec, workspace)
             stop = stop_request()
             record = run(
                 spec, workspace, self.execution, resume=self.resume, progress=progress, stop=stop, processes=self.processes
             )
         return workspace.run_directory(spec).path, record
+
+    def _cost(self, spec: RunSpec, workspace: Workspace) -> str:
+        steps = spec.plan.steps
+        if isinstance(spec.network, PretrainedConfig) and steps:
+            seconds = tuning_seconds(spec, steps)
+            time_needed = f", about {duration(seconds)} {on_cpu()}" if seconds else ""
+            return f"{steps:,} steps" + (time_needed if spec.network.train == "all" else " on stored features, a few seconds")
+        cost = estimate(spec, workspace.setting_of(spec), self.execution.activations)
+        if spec.plan.minutes is None:
+            return describe_cost(cost)
+        # The steps were chosen by their measured speed, which says more than an estimate.
+        images = f"{cost.images_per_step:,} images of {spec.data.image_size} px"
+        return f"{steps:,} steps of {images}, chosen to fit into {spec.plan.minutes:g} minutes"
 
     def _display(self, spec: RunSpec) -> Display:
         return Display(spec, quiet=not (self.speaks and is_main_process()))
@@ -89,7 +93,10 @@ class Session:
     def _fit_into(self, minutes: float, seconds: float, spec: RunSpec, workspace: Workspace, progress: Progress) -> RunSpec:
         """`spec` with as many steps as fit into `seconds`; a run that was started before keeps its number."""
         spec = replace(spec, **{"plan.minutes": minutes})
-        if (begun := workspace.run_directory(spec).read_spec()) is not None:
+        directory = workspace.run_directory(spec)
+        if (begun := directory.read_spec()) is not None:
+            chosen = {f"plan.{key}": getattr(begun.plan, key) for key in (*FOLLOW_FROM_MINUTES, "unlabeled_epochs")}
+            directory.check_spec(begun, replace(spec, **chosen))
             return begun
         runtime = choose_runtime(self.execution, spec.precision)
         experiment = make_experiment(spec, *workspace.load(spec), runtime, workspace, self.execution, progress, stop_request())

@@ -18,7 +18,8 @@ COLUMNS = ("claim", "as claimed", "difference", "95 % t", "95 % bootstrap", "n",
 HOW_TO_READ = """\
 - "A < B" claims that A has the lower error, or another measure if one is named. The difference is B minus A: positive if the
   claim is right. "A < B + 2.33" allows A to be 2.33 higher. Cosines are in hundredths, all others in percentage points.
-- Differences are paired: both runs of a split have the same labels, seed and draws. n is the number of splits.
+- Differences are paired: both runs of a split have the same labels, seed and draws. n is the number of splits. Rounding is the
+  same on one kind of processor only: on another one the same run can end a point or two higher or lower.
 - The 95 % intervals are for the mean over splits: by Student's t, and by the bootstrap (percentiles of 10,000 resampled means,
   too narrow for few splits). They hold for other draws of labels from the same data set, with the same test images.
 - A difference holds if both intervals are above zero, and does not hold if both are below zero. Otherwise it is undecided; in

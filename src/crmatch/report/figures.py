@@ -139,7 +139,7 @@ def draw_forest(results: Sequence[Results], out: Path, topics: Sequence[str] = (
         panel.minorticks_off()
         panel.tick_params(labelsize=8, length=2)
         panel.tick_params(axis="y", length=0)
-        counts = sorted({one.n for stack in estimates.values() for one in stack})
+        counts = sorted({one.n for claim in claims for one in estimates.get(claim, ())}) or [0]
         panel.set_title(f"{of.plan.setting.name}, n = {' to '.join(map(str, counts[:: max(len(counts) - 1, 1)]))}", fontsize=9)
         panel.spines[["top", "right", "left"]].set_visible(False)
     middles = [top - height / 2 for top, height in zip(tops, heights, strict=True)]

@@ -22,8 +22,8 @@ from crmatch.methods.base import StoredMethod
 from crmatch.networks.config import OwnNetworkConfig
 from crmatch.own_code import code_checksum, is_reference, reference_to, short_name
 from crmatch.runs.record import RunRecord, parse_record
-from crmatch.spec.recipes import DEFAULT_BACKBONE, FOLLOW_FROM_MINUTES, default_recipe, recipe, unnamed_recipe
-from crmatch.spec.run_spec import RunSpec, differences, flatten, parse_spec
+from crmatch.spec.recipes import DEFAULT_BACKBONE, FOLLOW_FROM_MINUTES, default_recipe, quick_image_size, recipe, unnamed_recipe
+from crmatch.spec.run_spec import RunSpec, differences, flatten, parse_spec, replace
 
 LONGEST_VARIANT, LONGEST_START = 60, 40
 MODEL_WEIGHTS, MODEL_CONFIG, MODEL_CARD = "model.safetensors", "config.json", "README.md"
@@ -112,6 +112,8 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     base = recipe(setting, kind_of(spec.method), spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
     if isinstance(spec.network, OwnNetworkConfig):
         base = base.model_copy(update={"network": OwnNetworkConfig(code=spec.network.code)})
+    if spec.recipe == "quick" and spec.plan.minutes is not None:  # longer runs have larger images
+        base = replace(base, **{"data.image_size": quick_image_size(setting, spec.plan.minutes)})
     named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum", "start_from"]
     if spec.plan.minutes is not None:  # what follows from them
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]

@@ -173,6 +173,7 @@ def describe_machine(runtime: Runtime) -> dict[str, Any]:
     return {
         "device": str(runtime.device),
         "processor": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512...: other ones round differently
         "threads": torch.get_num_threads(),
         "spin_count": os.environ.get("GOMP_SPINCOUNT"),  # after so many turns a waiting thread sleeps; see __main__.py
         "processes": runtime.processes.count,
