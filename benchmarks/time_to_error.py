@@ -94,7 +94,7 @@ def page(results: dict[str, Any]) -> str:
 
 Test error of CR-Match after {results["minutes"]:g} minutes on one core, split 1: our recipe `quick`, and USB's own
 code (semilearn 0.3.2) with the same images and labels. The last column says at which of our evaluations the error was
-first as low as USB's final one. n = 1 split: differences of a few points may be chance.
+first as low as USB's final one. An error of 90 % is chance. n = 1 split: differences of a few points may be chance.
 Made by `python benchmarks/time_to_error.py --minutes {results["minutes"]:g}`.
 
 | setting | program | final error % | seconds | ours has this error after |
