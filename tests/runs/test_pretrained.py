@@ -479,7 +479,10 @@ def test_minutes_are_kept_with_their_steps_so_that_the_same_command_resumes(
     assert '"minutes": 0.1' in first.out
 
 
-def test_if_the_time_is_too_short_to_tune_the_head_is_kept(crmatch: Command, workspace: Workspace) -> None:
+def test_if_the_time_is_too_short_to_tune_the_head_is_kept(
+    crmatch: Command, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crmatch.cli.session.LEAST_TUNING_STEPS", 10_000)  # too many for any machine
     command = ["train", "stripes@4", "--backbone", "efficientnet-lite0", "--minutes", "0.1", "--name", "mine"]
     outcome = crmatch(*command, *options(SMALL), "--data-dir", workspace.data_dir, "--out", workspace.out)
     assert outcome.code == 0, outcome.err
