@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Where the time of `crmatch train SETTING` goes, how fast its convolutions are, and a step beside a busy process.
 
-    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR                 # six minutes on two quiet cores
-    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR --minutes 5     # eleven minutes: a longer run
+    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR                 # three minutes on two quiet cores
+    python benchmarks/quick_time.py svhn_small@25 --data-dir DIR --minutes 5     # eight minutes: a longer run
 
 Prints three tables. Evaluations, checkpoints and batches are timed inside of the command; what is left besides the steps is
-start-up and end. The busy process is an endless loop in Python. Every program in the last table has a process of its own,
+start-up and end. The busy process is an endless loop in Python. Every program in the second table has a process of its own,
 because OpenMP reads these variables when torch is imported; rounds take turns.
 """
 

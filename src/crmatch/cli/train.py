@@ -96,7 +96,7 @@ def train(
     recipe = _choose_recipe(parsed, method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
     if recipe == "quick" and minutes:
-        changes.setdefault("data.image_size", quick_image_size(parsed, minutes))  # a given one, or that of the round before
+        changes.setdefault("data.image_size", quick_image_size(parsed, minutes))  # a given size stays
     specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
     if baseline is None:
         baseline = specs[0].data.folder is not None

@@ -27,7 +27,7 @@ FOLLOW_FROM_MINUTES = ("steps", "evaluate_every", "log_every", "checkpoint_every
 """Keys of the plan that are chosen when a run with `plan.minutes` starts."""
 DEFAULT_BACKBONE = "efficientnet-lite0"
 LONG_MINUTES = 5.0
-"""From this time on, `quick` has images of 32 pixels; before, the steps that small images save are worth more."""
+"""Runs of `quick` with so many minutes or more have images of 32 pixels; shorter ones need the steps that smaller images save."""
 
 # Mean and standard deviation per channel in USB's code; for CIFAR-10 it has those of ImageNet.
 USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -117,7 +117,7 @@ def _original(setting: Setting, method: Kind) -> RunSpec:
 
 
 def quick_image_size(setting: Setting, minutes: float = 0.0) -> int:
-    """The image size of `quick`: 20 pixels, or 32 from `--minutes 5` on and for larger originals. Smaller ones are kept."""
+    """The image size of `quick`: 20 pixels, or 32 in longer runs and for larger originals. Smaller ones keep their size."""
     return min(setting.image_size, 32 if minutes >= LONG_MINUTES or setting.image_size > 32 else 20)
 
 
