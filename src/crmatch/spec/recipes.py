@@ -27,7 +27,7 @@ FOLLOW_FROM_MINUTES = ("steps", "evaluate_every", "log_every", "checkpoint_every
 """Keys of the plan that are chosen when a run with `plan.minutes` starts."""
 DEFAULT_BACKBONE = "efficientnet-lite0"
 LONG_MINUTES = 5.0
-"""Runs of `quick` with so many minutes or more have images of 32 pixels; shorter ones need the steps that smaller images save."""
+"""Runs of `quick` of this length or longer have images of 32 pixels; shorter ones need the steps that smaller images save."""
 
 # Mean and standard deviation per channel in USB's code; for CIFAR-10 it has those of ImageNet.
 USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
