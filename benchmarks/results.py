@@ -10,7 +10,7 @@ A table stands between two lines, the first of which says how it is made. The te
     <!-- end of table -->
 
 `<!-- runs with --minutes -->` in the first line makes a table of all committed records of such runs; their lengths differ from
-machine to machine, so `crmatch table` cannot know them. `--collect` leaves them out: they are copied by hand.
+machine to machine, so `crmatch table` cannot know them. `--collect` copies those that are not committed yet.
 
 Only the image shape of a data set is needed. For the sets in `STORED` it is known here. If a set is neither in `STORED` nor
 on this machine, its table is left unchanged, with a message.
@@ -42,7 +42,7 @@ from crmatch.paper.intervals import estimate
 from crmatch.paper.results import analysis_file, fill, recorded_runs, records_in, runs_in
 from crmatch.paper.verdicts import Results, evaluate_claims, to_page
 from crmatch.report.figures import draw_forest
-from crmatch.runs.record import RunRecord
+from crmatch.runs.record import RunRecord, parse_record
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import FOLLOW_FROM_MINUTES
 from crmatch.spec.run_spec import RunSpec, parse_assignments, replace
@@ -94,8 +94,8 @@ def collect(grid: Grid, out: Path) -> int:
     here, there = records_in(RECORDS), runs_in(Workspace.at(out), grid)
     copied = 0
     for spec, run in [(spec, run) for spec in grid.specs if (run := there(spec)) is not None]:
-        directory, kept = Path(run.source), here(spec)
-        target = Path(kept.source) if kept else RECORDS / spec.setting / f"{directory.parent.name}-{directory.name}.json"
+        kept = here(spec)
+        target = Path(kept.source) if kept else record_path(spec, Path(run.source))
         newer = kept is None or kept.record.numerics < run.record.numerics
         files = {target: run.record.model_dump(mode="json")} if newer else {}
         if newer or (kept and kept.record == run.record):  # otherwise its analyses belong to another model
@@ -106,6 +106,26 @@ def collect(grid: Grid, out: Path) -> int:
             write_json(path, values)
         copied += len(files)
     return copied
+
+
+def collect_timed(out: Path) -> int:
+    """Copy the records of runs of `quick` with `--minutes`, unless one of the same name is committed; returns their number."""
+    found = {path: parse_record(read_json(path), path) for path in out.rglob("record.json")}
+    new = {record_path(record.spec, path.parent): record for path, record in found.items() if is_timed(record.spec)}
+    new = {target: record for target, record in new.items() if not target.exists()}
+    for target, record in new.items():
+        write_json(target, record.model_dump(mode="json"))
+    return len(new)
+
+
+def record_path(spec: RunSpec, directory: Path) -> Path:
+    """Where the record of the run in `directory` is committed."""
+    return RECORDS / spec.setting / f"{directory.parent.name}-{directory.name}.json"
+
+
+def is_timed(spec: RunSpec) -> bool:
+    """Whether this is a run of `quick` with `--minutes`."""
+    return spec.plan.minutes is not None and spec.recipe == "quick"
 
 
 def rebuilt(page: Path, out: Path | None) -> str:
@@ -131,7 +151,7 @@ def timed_runs() -> str:
     groups: dict[tuple[RunSpec, int], list[RunRecord]] = defaultdict(list)
     length = {f"plan.{key}": 1 for key in FOLLOW_FROM_MINUTES}
     for spec, run in recorded_runs(RECORDS).items():
-        if spec.plan.minutes is not None and spec.recipe == "quick" and run.record.error is not None:
+        if is_timed(spec) and run.record.error is not None:
             groups[replace(spec, split=1, **length), run.record.machine["threads"]].append(run.record)
     header = "setting | method | px | minutes asked for | threads | minutes taken | steps | test error % | 95 % interval | n"
     rows = [f"| {header} |", "|" + " --- |" * 10]
@@ -172,6 +192,8 @@ def main() -> None:
         "--collect", type=Path, metavar="RUNS", help="first copy missing records from the finished runs in this directory"
     )
     options = parser.parse_args()
+    if options.collect is not None:
+        print(f"runs with --minutes: {collect_timed(options.collect)} new files", file=sys.stderr)
     results, found = DOCS / "results", claims(options.collect)
     write_file(results / "claims.md", claims_page(found).encode())
     for name, topics in (("claims.png", ()), ("claims-main.png", HEADLINES)):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +180,13 @@ def test_runs_under_the_names_of_version_0_1_are_found(tmp_path: Path) -> None:
         old.mkdir(parents=True)
         (old / "spec.json").write_text("{}")
         assert run_directory(tmp_path, spec, parse_setting("cifar10@4")).path == old
+
+
+def test_keys_that_came_later_rename_no_run() -> None:
+    """The hash that ends long names is that of the spec as it was before these keys."""
+    spec = recipe(parse_setting("digits@4"))
+    values = spec.to_json()
+    del values["plan"]["minutes"], values["plan"]["backbone_rate"], values["data"]["code"], values["method"]["code"]
+    del values["augmentation"]["translation"], values["start_from"], values["data"]["balance"]
+    assert spec.hash == hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
+    assert replace(spec, **{"plan.minutes": 1}).hash != spec.hash

@@ -7,7 +7,9 @@ import time
 from crmatch.runs.experiment import Experiment
 from crmatch.spec.run_spec import RunSpec, replace
 
-TIMED_STEPS = 3
+LEAST_TIMED_STEPS = 3
+TIMED_SHARE = 0.01
+"""Share of the time in which the speed is measured: on a shared machine, few steps say little."""
 EVALUATIONS = 5
 RESERVE = 0.95
 """Share of the time that is planned for; the rest is for checkpoints and a machine that slows down."""
@@ -20,10 +22,11 @@ def fit_steps(experiment: Experiment, seconds: float) -> RunSpec:
     """
     training = experiment.training()
     training.take_step()  # the first step is slower
-    started = time.perf_counter()
-    for _ in range(TIMED_STEPS):
+    timed, elapsed, started = 0, 0.0, time.perf_counter()
+    while timed < LEAST_TIMED_STEPS or elapsed < TIMED_SHARE * seconds:
         training.take_step()
-    per_step = (time.perf_counter() - started) / TIMED_STEPS
+        timed, elapsed = timed + 1, time.perf_counter() - started
+    per_step = elapsed / timed
     started = time.perf_counter()
     experiment.measure(training.models.teacher)
     evaluating = 2 * EVALUATIONS * (time.perf_counter() - started)  # EMA and raw weights
