@@ -19,6 +19,7 @@ import torch
 import typer.main
 
 os.environ["COLUMNS"] = "200"
+pytest_plugins = ["pretrained_runs"]
 hypothesis.settings.register_profile("tests", deadline=None)  # a shared machine may stand still for seconds
 hypothesis.settings.load_profile("tests")
 # The tests' networks are tiny: a second thread only waits. Programs that tests start take it from the environment.
@@ -67,7 +68,7 @@ def _only_marked_tests_start_processes(request: pytest.FixtureRequest, monkeypat
 @pytest.fixture(autouse=True)
 def _folders_train_from_scratch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the extra `pretrained` is installed changes the default for folders; only its own tests depend on it."""
-    if request.path.name not in ("test_pretrained.py", "test_guide.py"):
+    if request.path.parent.name != "pretrained" and request.path.name != "test_guide.py":
         monkeypatch.setattr("crmatch.spec.recipes.backbone_is_installed", lambda: False)
 
 

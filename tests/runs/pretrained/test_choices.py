@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from pretrained_runs import SHORT_HEAD, needs_backbone, spec_of
 
 from conftest import Command, options
 from crmatch.data.settings import parse_setting
@@ -16,8 +15,9 @@ from crmatch.runs.image_size import choose_image_size, largest_without_loss
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import default_recipe, recipe
 from crmatch.spec.run_spec import replace
+from pretrained_runs import SHORT_HEAD, needs_backbone, spec_of
 
-pytestmark = needs_backbone
+pytestmark = [needs_backbone, pytest.mark.usefixtures("fast_heads")]
 
 
 @pytest.mark.parametrize(

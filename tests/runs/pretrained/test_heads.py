@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from pretrained_runs import SHORT_HEAD, head_experiment, needs_backbone, spec_of
 
 from conftest import Command, options
 from crmatch.errors import RequestError
@@ -19,8 +18,9 @@ from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import replace
 from finished import write_photos
+from pretrained_runs import SHORT_HEAD, head_experiment, needs_backbone, spec_of
 
-pytestmark = needs_backbone
+pytestmark = [needs_backbone, pytest.mark.usefixtures("fast_heads")]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretrained_runs import SMALL, head_experiment, needs_backbone, spec_of
 
 from crmatch.predict.label_suggestions import read_run
 from crmatch.runs.features import FeatureStore
@@ -17,8 +16,9 @@ from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
 from crmatch.spec.recipes import recipe
 from crmatch.spec.run_spec import replace
+from pretrained_runs import SMALL, head_experiment, needs_backbone, spec_of
 
-pytestmark = needs_backbone
+pytestmark = [needs_backbone, pytest.mark.usefixtures("fast_heads")]
 
 
 def test_features_are_computed_once_and_other_images_or_augmentations_are_other_features(

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import safetensors.torch
 import torch
-from pretrained_runs import SMALL, needs_backbone, spec_of, tuned
 
 from conftest import Command, options
 from crmatch.data.settings import parse_setting
@@ -24,8 +23,9 @@ from crmatch.spec.recipes import head_of, recipe
 from crmatch.spec.run_spec import replace
 from crmatch.training.execution import Execution
 from crmatch.training.runtime import choose_runtime
+from pretrained_runs import SMALL, needs_backbone, spec_of, tuned
 
-pytestmark = needs_backbone
+pytestmark = [needs_backbone, pytest.mark.usefixtures("fast_heads")]
 
 
 @pytest.mark.parametrize("name", ["head", "tune"])
