@@ -290,7 +290,8 @@ def _refuse_long_run(spec: RunSpec, workspace: Workspace, execution: Execution) 
     if spec.recipe == "paper":
         quick = estimate(options.make_spec(setting.name, spec.method.name, "quick", workspace.data_dir, {}), setting)
         advice = (
-            f"Use --recipe quick (about {duration(quick.cpu_seconds or 0)}), or add --recipe paper to train it all the same."
+            f"Use --recipe quick (about {duration(quick.cpu_seconds or 0)}; with --minutes 10 it gets better), "
+            "or add --recipe paper to train it all the same."
         )
     run = f"{title_of(spec.method)} on {spec.setting}, recipe {spec.recipe}"
     raise RequestError(f"{run}, would take long: {describe_cost(cost)}.\n{advice}")
