@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from scipy.stats import binomtest
 
 from conftest import Command, Outcome, tiny_command, write_packed
 from crmatch import __version__
 from crmatch.cli.display import describe_error
 from crmatch.cli.help import EXAMPLES, OPTION_PANELS
 from crmatch.runs.finished import find_run
+from crmatch.runs.record import describe_interval
 
 
 @pytest.mark.process
@@ -131,6 +133,9 @@ def test_the_baseline_is_trained_on_the_same_labels_and_compared(crmatch: Comman
 
 def test_an_error_comes_with_its_interval_and_the_accuracy() -> None:
     assert describe_error(3.8, 500) == "3.80 % (95 % interval 2.4–5.9 %), accuracy 96.20 %"
+    for wrong, images in ((0, 4), (1, 1), (37, 100), (2640, 10_000), (300, 300)):
+        low, high = binomtest(wrong, images).proportion_ci(method="wilson")
+        assert describe_interval(100 * wrong / images, images) == f"95 % interval {100 * low:.1f}–{100 * high:.1f} %"
 
 
 def test_evaluate_repeats_the_records_error(crmatch: Command, finished: Path, stripes: Path) -> None:

@@ -55,10 +55,10 @@ class Calibration(StrictModel):
 
     def error_limit(self, confidence: float) -> float:
         """The upper limit of the error of the answers of at least this confidence; 1 if there are none."""
-        from scipy.stats import beta
+        from scipy.special import betaincinv
 
         count, right = self.above(confidence)
-        return float(beta.ppf(CERTAINTY, count - right + 1, right)) if right else 1.0
+        return float(betaincinv(count - right + 1, right, CERTAINTY)) if right else 1.0
 
     @property
     def lowest_limit(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,11 +84,14 @@ class RunRecord(StrictModel):
 
 
 def describe_interval(error: float, images: int) -> str:
-    """The 95 % interval (Wilson) of an error in percent, in words."""
-    from scipy.stats import binomtest
+    """The 95 % interval of an error in percent, in words.
 
-    interval = binomtest(round(error / 100 * images), images).proportion_ci(method="wilson")
-    return f"95 % interval {100 * interval.low:.1f}–{100 * interval.high:.1f} %"
+    Wilson's interval of a share p among n images: (p + z^2 / 2n ± z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n).
+    """
+    share, z = round(error / 100 * images) / images, statistics.NormalDist().inv_cdf(0.975)
+    center, width = share + z**2 / (2 * images), z * math.sqrt(share * (1 - share) / images + z**2 / (4 * images**2))
+    low, high = ((center + side * width) / (1 + z**2 / images) for side in (-1, 1))
+    return f"95 % interval {100 * max(0.0, low):.1f}–{100 * high:.1f} %"
 
 
 def describe_error(error: float, images: int) -> str:
