@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from pathlib import Path
 
 from crmatch.runs.signals import catch_signals
+
+SPIN = {"GOMP_SPINCOUNT": "1000"}
+SLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def main() -> None:
     """Run a command."""
     catch_signals()
-    # By default, threads that wait for each other spin for milliseconds, which keeps a core from other programs: beside one of
-    # them a step takes 2.6 times as long, and 1.9 times if threads soon sleep. OpenMP reads this when torch is imported.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # By default, threads that wait for each other spin for milliseconds, and beside a busy program a step takes up to 3.6 times
+    # as long (docs/quick-recipe.md). OpenMP reads these variables when torch is imported.
+    if not os.environ.keys() & {*SPIN, *SLEEP}:
+        os.environ.update(SLEEP if others_compute() else SPIN)
     from crmatch.cli.app import main as run_command
 
     run_command()
+
+
+def others_compute(load: Path = Path("/proc/loadavg"), looks: int = 5) -> bool:
+    """Whether another program is running at each of several looks within 50 ms; False where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for _ in range(looks):
+            # "0.53 0.41 0.30 2/513 4711": two of 513 threads on this machine run now, and one of them is this one.
+            if int(load.read_text().split()[3].partition("/")[0]) < 2:
+                return False
+            time.sleep(0.01)
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -255,7 +255,9 @@ def describe_cost(cost: Cost, lengths: bool = True) -> str:
 def on_cpu() -> str:
     """Where a time of this module holds, in words."""
     threads = threads_in_use()
-    return f"with {threads} thread{'s' * (threads > 1)}"
+    # Chosen by __main__.py beside other busy programs, or by the user.
+    sleepy = " that sleep while they wait" if threads > 1 and os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE" else ""
+    return f"with {threads} thread{'s' * (threads > 1)}{sleepy}"
 
 
 def check_memory(spec: RunSpec, setting: Setting, free: int | None, activations: Activations = "lean") -> None:

@@ -176,6 +176,7 @@ def describe_machine(runtime: Runtime) -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512...: other ones round differently
         "threads": torch.get_num_threads(),
         "spin_count": os.environ.get("GOMP_SPINCOUNT"),  # after so many turns a waiting thread sleeps; see __main__.py
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY"),  # PASSIVE: it sleeps at once
         "processes": runtime.processes.count,
         "compiled": runtime.compile,
         "versions": {
