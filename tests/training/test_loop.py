@@ -24,7 +24,9 @@ def test_log_evaluate_and_checkpoint_come_at_their_steps(stripes: Path) -> None:
     saved: list[int] = []
     training = training_of(tiny_spec(stripes), stripes)
     observers = Observers(
-        log=lines.append, evaluate=lambda models: {"error/ema": 1.0}, save=lambda checkpoint: saved.append(checkpoint.step)
+        log=lines.append,
+        evaluate=lambda step, models: {"error/ema": 1.0},
+        save=lambda checkpoint: saved.append(checkpoint.step),
     )
     assert train(training, observers)
     assert [line["step"] for line in lines] == [3, 5, 6, 9, 10, 12, 15, 18, 20]

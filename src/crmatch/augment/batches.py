@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from crmatch.augment.ctaugment import CTAugment, Translation
@@ -28,20 +29,26 @@ class Normalizer:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.channels_last,
+        size: int | None = None,
     ) -> None:
         """Compute scale and shift; `mean` and `std` have one entry per channel, for pixels scaled to 0..1.
 
-        Convolutions of torch are faster in channels_last memory; onnxruntime takes contiguous_format.
+        Convolutions of torch are faster in channels_last memory; onnxruntime takes contiguous_format. With `size`, images are
+        then reduced to that side (bilinear, antialiased).
         """
         scale = [1 / (255 * deviation) for deviation in std]
         shift = [average / deviation for average, deviation in zip(mean, std, strict=True)]
-        self.device, self._memory_format = torch.device(device), memory_format  # of normalized images
+        self.device, self._memory_format, self._size = torch.device(device), memory_format, size  # of normalized images
         self._scale, self._shift = torch.tensor([scale, shift], dtype=dtype, device=device)[:, :, None, None]
 
     def __call__(self, images: Tensor) -> Tensor:
         """Convert uint8 (N, C, H, W) to floats on `device`."""
         pixels = images.to(self.device).to(dtype=self._scale.dtype, memory_format=self._memory_format)
-        return pixels.mul_(self._scale).sub_(self._shift)
+        normalized = pixels.mul_(self._scale).sub_(self._shift)
+        if self._size is None:
+            return normalized
+        smaller = F.interpolate(normalized, size=(self._size, self._size), mode="bilinear", antialias=True)
+        return smaller.contiguous(memory_format=self._memory_format)
 
 
 def build_policy(name: str, variant: str, cutout: bool, geometry: bool, translation: Translation = "side") -> Policy:
@@ -79,13 +86,20 @@ class BatchMaker:
     seed: int
     first_stage: FirstStage = NO_FIRST_STAGE  # the steps that have labeled images only
     processes: ProcessGroup = SINGLE_PROCESS  # the ranks that render the views
+    start_normalizer: Normalizer | None = None  # of the first `start_steps` steps, whose images are smaller
+    start_steps: int = 0
+
+    def normalizer_at(self, step: int) -> Normalizer:
+        """From pixels to the floats, and to the image size, of `step`."""
+        return self.start_normalizer if self.start_normalizer and step < self.start_steps else self.normalizer
 
     def batch(self, step: int) -> Batch:
         """Make the batch of `step`."""
         wanted = [view for view in self.views if view.source == "labeled" or step >= self.first_stage.steps]
         positions = {source: self._positions(source, step) for source in ("unlabeled", *(view.source for view in wanted))}
         rows = {source: self._pool(source)[places] for source, places in positions.items()}
-        views = {view.name: self.normalizer(self._augmented(view, rows[view.source], step)) for view in wanted}
+        normalizer = self.normalizer_at(step)
+        views = {view.name: normalizer(self._augmented(view, rows[view.source], step)) for view in wanted}
         labels = self.labels[rows["labeled"]] if "labeled" in rows else self.labels[:0]
         return Batch(labels.to(self.normalizer.device), views, positions["unlabeled"].to(self.normalizer.device))
 
@@ -103,7 +117,7 @@ class BatchMaker:
         height, width = weak.shape[2:]
         draws = self.policy.draw(len(rows), height, width, generator(self.seed, "probe", step), probe=True)
         probes = self.processes.all_gather_rows(self.policy.apply(weak, rows_of(draws, own)), len(rows))
-        probabilities = predict(self.normalizer(probes))
+        probabilities = predict(self.normalizer_at(step)(probes))
         proximity = probabilities.cpu().gather(1, self.labels[rows].cpu()[:, None]).squeeze(1)
         self.policy.learn(draws, proximity)
 
@@ -113,7 +127,7 @@ class BatchMaker:
         """Yield all images of a pool in order, normalized, in blocks; each block draws its own weak views for `step`."""
         for block, rows in enumerate(torch.split(self._pool(source), POOL_BLOCK)):
             view = View(f"pool/{source}/{block}", source, augmentation)
-            yield self.normalizer(self._augmented(view, rows, step))
+            yield self.normalizer_at(step)(self._augmented(view, rows, step))
 
     def _pool(self, source: Source) -> Tensor:
         return self.labeled if source == "labeled" else self.unlabeled

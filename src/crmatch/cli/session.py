@@ -84,7 +84,8 @@ class Session:
         if spec.plan.minutes is None:
             return describe_cost(cost)
         # The steps were chosen by their measured speed, which says more than an estimate.
-        images = f"{cost.images_per_step:,} images of {spec.data.image_size} px"
+        sizes = f"first {spec.plan.start_size}, then {spec.data.image_size}" if spec.plan.start_size else spec.data.image_size
+        images = f"{cost.images_per_step:,} images of {sizes} px"
         return f"{steps:,} steps of {images}, chosen to fit into {spec.plan.minutes:g} minutes"
 
     def _display(self, spec: RunSpec) -> Display:

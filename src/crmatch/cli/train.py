@@ -72,7 +72,7 @@ def train(
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
     from crmatch.runs.directory import RunDirectory, keys_to_keep, method_reference
     from crmatch.runs.workspace import Workspace
-    from crmatch.spec.recipes import quick_image_size
+    from crmatch.spec.recipes import quick_sizes
     from crmatch.spec.run_spec import replace
     from crmatch.training.execution import Execution
 
@@ -96,7 +96,7 @@ def train(
     recipe = _choose_recipe(parsed, method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
     if recipe == "quick" and minutes:
-        changes.setdefault("data.image_size", quick_image_size(parsed, minutes))  # a given size stays
+        changes = quick_sizes(parsed, minutes, changes.get("data.image_size")) | changes
     specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
     if baseline is None:
         baseline = specs[0].data.folder is not None

@@ -60,6 +60,7 @@ def assemble(
         classifier = (NormedLinear if normed else nn.Linear)(shape.features, classes)
     with _seeded(generator(seed, "init/heads")):
         network = Network(backbone, classifier, heads(shape), normalize_features=config.normalize_features)
+    network.map_size = feature_map[1:]
     if not isinstance(config, PretrainedConfig | OwnNetworkConfig):
         _initialize(backbone, generator(seed, "init/backbone"), glorot=False)
     for name, module in [("classifier", classifier), *network.heads.items()]:

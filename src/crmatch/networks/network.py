@@ -86,6 +86,8 @@ class Network(nn.Module):
         self.classifier = classifier
         self.heads = nn.ModuleDict(dict(heads))
         self.normalize_features = normalize_features
+        self.map_size: tuple[int, int] | None = None
+        """(h, w) of the feature maps that the heads take; those of smaller images are enlarged to it in training."""
         self.processes = SINGLE_PROCESS
         self.autocast: torch.dtype | None = None
         """Type of the backbone's activations in training; None: the type of its weights."""
@@ -96,6 +98,8 @@ class Network(nn.Module):
         backbone = self._training_pass if self.training else self.backbone.forward
         outputs = self.processes.run_data_parallel(backbone, to_channels_last(images))
         feature_map, features = split_outputs(outputs)
+        if self.training and self.map_size not in (None, feature_map.shape[2:]):
+            feature_map = F.adaptive_avg_pool2d(feature_map, self.map_size)
         if self.normalize_features:
             features = F.normalize(features, dim=1)
         refines = REFINER in self.heads and not self.training

@@ -87,7 +87,11 @@ class Cost(NamedTuple):
 def estimate(spec: RunSpec, setting: Setting, activations: Activations = "lean") -> Cost:
     """Estimate the cost of `spec`; its memory depends on the activations that are stored for the backward pass."""
     layers = network_layers(spec.network, setting.channels, spec.data.image_size)
-    images, multiply_adds = images_per_step(spec), sum(layer.weights * layer.pixels for layer in layers)
+    images, multiply_adds = images_per_step(spec), float(sum(layer.weights * layer.pixels for layer in layers))
+    if (size := spec.plan.start_size) is not None:
+        smaller = network_layers(spec.network, setting.channels, size)
+        share = spec.plan.start_share
+        multiply_adds = share * sum(layer.weights * layer.pixels for layer in smaller) + (1 - share) * multiply_adds
     steps = spec.plan.steps
     if steps is None and (known := CATALOG.get(setting.data)):
         first_stage = spec.method.first_stage(setting.labels_per_class * known.classes)

@@ -22,7 +22,15 @@ from crmatch.methods.base import StoredMethod
 from crmatch.networks.config import OwnNetworkConfig
 from crmatch.own_code import code_checksum, is_reference, reference_to, short_name
 from crmatch.runs.record import RunRecord, parse_record
-from crmatch.spec.recipes import DEFAULT_BACKBONE, FOLLOW_FROM_MINUTES, default_recipe, quick_image_size, recipe, unnamed_recipe
+from crmatch.spec.recipes import (
+    DEFAULT_BACKBONE,
+    FOLLOW_FROM_MINUTES,
+    default_recipe,
+    quick_image_size,
+    quick_sizes,
+    recipe,
+    unnamed_recipe,
+)
 from crmatch.spec.run_spec import RunSpec, differences, flatten, parse_spec, replace
 
 LONGEST_VARIANT, LONGEST_START = 60, 40
@@ -112,15 +120,18 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     base = recipe(setting, kind_of(spec.method), spec.recipe, getattr(spec.network, "backbone", DEFAULT_BACKBONE))
     if isinstance(spec.network, OwnNetworkConfig):
         base = base.model_copy(update={"network": OwnNetworkConfig(code=spec.network.code)})
+    usual_size = base.data.image_size
     if spec.recipe == "quick" and spec.plan.minutes is not None:  # longer runs have larger images
-        base = replace(base, **{"data.image_size": quick_image_size(setting, spec.plan.minutes)})
-    named = ["split", "seed", "setting", "recipe", "data.labels_file", "data.labels_checksum", "start_from"]
+        usual_size = quick_image_size(setting, spec.plan.minutes)
+        base = replace(base, **quick_sizes(setting, spec.plan.minutes, spec.data.image_size))
+    named = ["split", "seed", "setting", "recipe", "data.image_size", "data.labels_file", "data.labels_checksum", "start_from"]
     if spec.plan.minutes is not None:  # what follows from them
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]
     if getattr(spec.network, "size_chosen", False):
-        named += ["data.image_size", "network.size_chosen"]
+        named += ["network.size_chosen"]
     changed = {key: value for key, (value, _) in differences(spec, base).items() if key not in named}
-    if not getattr(spec.network, "size_chosen", True):  # the name without a size is that of the run whose size is chosen
+    # A pretrained network's run without a size in its name is the one whose size is chosen.
+    if not getattr(spec.network, "size_chosen", spec.data.image_size == usual_size):
         changed["data.image_size"] = spec.data.image_size
     if isinstance(spec.method, StoredMethod):  # its defaults are not known, so all of its values are shown
         changed |= {f"method.{key}": value for key, value in (spec.method.model_extra or {}).items()}

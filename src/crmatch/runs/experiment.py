@@ -100,6 +100,8 @@ class Experiment:
             found = f"data.mean and data.std have {len(self.mean)} and {len(self.std)} values for {channels} channels"
             raise RequestError(f"{found}.\nGive one value, or {channels}.")
         self.normalizer = Normalizer(self.mean, self.std, runtime.dtype, runtime.device)
+        size = spec.plan.start_size
+        self._start_normalizer = Normalizer(self.mean, self.std, runtime.dtype, runtime.device, size=size) if size else None
         self._test = (data.test.images.to(runtime.data_device), data.test.labels) if data.test else None
         self._true_classes = data.train.labels[split.unlabeled].to(runtime.device)
         stage = spec.method.first_stage(len(split.labeled))
@@ -145,6 +147,8 @@ class Experiment:
             seed=spec.seed,
             first_stage=self._first_stage,
             processes=self.runtime.processes,
+            start_normalizer=self._start_normalizer,
+            start_steps=plan.start_steps(self._total_steps),
         )
 
     def observers(self, log: Callable[[LogLine], None], **others: Any) -> Observers:
@@ -159,7 +163,7 @@ class Experiment:
         def check(step: int, models: Models) -> None:
             unlabeled = self.split.unlabeled
             sample = unlabeled[:: -(-len(unlabeled) // WATCHED_IMAGES)]
-            self._collapse.check_predictions(step, lambda: self.predict(models.student, sample).argmax(dim=1))
+            self._collapse.check_predictions(step, lambda: self.predict(models.student, sample, step).argmax(dim=1))
 
         return Observers(log=finish, evaluate=self._evaluate, observe=self._observe, check=check, **others)
 
@@ -169,26 +173,31 @@ class Experiment:
             return {}
         return pseudo_label_counts(*loss.pseudo_labels, self._true_classes[batch.unlabeled])
 
-    def _evaluate(self, models: Models) -> dict[str, float]:
+    def _evaluate(self, step: int, models: Models) -> dict[str, float]:
         """Test errors of the EMA weights and of the raw weights; empty without a test set."""
-        qualities = {"ema": self.measure(models.teacher), "raw": self.measure(models.student)}
+        qualities = {"ema": self.measure(models.teacher, step), "raw": self.measure(models.student, step)}
         return {f"error/{name}": quality.error for name, quality in qualities.items() if quality}
 
-    def predict(self, network: Network, rows: Tensor) -> Tensor:
-        """Class probabilities (N, K) of training images, unaugmented."""
+    def _normalizer_after(self, steps: int | None) -> Normalizer:
+        """That of the last of so many steps: a network recognizes images of the size on which it was trained last."""
+        starts = steps is not None and steps <= self.spec.plan.start_steps(self._total_steps)
+        return self._start_normalizer if starts and self._start_normalizer else self.normalizer
+
+    def predict(self, network: Network, rows: Tensor, steps: int | None = None) -> Tensor:
+        """Class probabilities (N, K) of training images, unaugmented, after so many steps; None: all."""
         images = self.data.train.images[rows].to(self.runtime.data_device)
-        return predict_probabilities(network, images, self.normalizer).cpu()
+        return predict_probabilities(network, images, self._normalizer_after(steps)).cpu()
 
-    def measure(self, network: Network) -> Quality | None:
-        """Error, confusion and calibration of `network` on the test set; None without a test set."""
-        return measure(*found) if (found := self.test_predictions(network)) else None
+    def measure(self, network: Network, steps: int | None = None) -> Quality | None:
+        """Error, confusion and calibration of `network` on the test set after so many steps; None without a test set."""
+        return measure(*found) if (found := self.test_predictions(network, steps)) else None
 
-    def test_predictions(self, network: Network) -> tuple[Tensor, Tensor] | None:
-        """Probabilities (N, K) and true classes (N,) of the test images; None without a test set."""
+    def test_predictions(self, network: Network, steps: int | None = None) -> tuple[Tensor, Tensor] | None:
+        """Probabilities (N, K) and true classes (N,) of the test images after so many steps; None without a test set."""
         if self._test is None:
             return None
         images, labels = self._test
-        return finite(predict_probabilities(network, images, self.normalizer).cpu()), labels
+        return finite(predict_probabilities(network, images, self._normalizer_after(steps)).cpu()), labels
 
     def evaluated(self, models: Models) -> Network:
         """The model whose error the method reports."""

@@ -181,7 +181,7 @@ class HeadExperiment(Experiment):
         other._total_steps = spec.plan.total_steps(len(split.unlabeled))
         return other
 
-    def predict(self, network: Network, rows: Tensor) -> Tensor:
+    def predict(self, network: Network, rows: Tensor, steps: int | None = None) -> Tensor:
         """Class probabilities (N, K) of training images by the trained head, from their unaugmented views."""
         return self._probabilities(network, self._as_input(self.banks["none"][0][rows.numpy()]))
 
@@ -244,7 +244,7 @@ class HeadExperiment(Experiment):
             seed=self.spec.seed,
         )
 
-    def test_predictions(self, network: Network) -> tuple[Tensor, Tensor] | None:
+    def test_predictions(self, network: Network, steps: int | None = None) -> tuple[Tensor, Tensor] | None:
         """Probabilities (N, K) and true classes (N,) of the test images; None without a test set."""
         if self._test_features is None or self.data.test is None:
             return None

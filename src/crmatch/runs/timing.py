@@ -6,6 +6,7 @@ import time
 
 from crmatch.runs.experiment import Experiment
 from crmatch.spec.run_spec import RunSpec, replace
+from crmatch.training.loop import Training
 
 LEAST_TIMED_STEPS = 3
 TIMED_SHARE = 0.01
@@ -20,13 +21,11 @@ def fit_steps(experiment: Experiment, seconds: float) -> RunSpec:
 
     The steps that are timed train a copy of the run that is thrown away.
     """
-    training = experiment.training()
-    training.take_step()  # the first step is slower
-    timed, elapsed, started = 0, 0.0, time.perf_counter()
-    while timed < LEAST_TIMED_STEPS or elapsed < TIMED_SHARE * seconds:
-        training.take_step()
-        timed, elapsed = timed + 1, time.perf_counter() - started
-    per_step = elapsed / timed
+    training, plan, per_step = experiment.training(), experiment.spec.plan, 0.0
+    sizes = [plan.start_share, 1 - plan.start_share] if plan.start_size else [1.0]
+    for share in sizes:  # first the smaller images, then the full size
+        per_step += share * _step_seconds(training, TIMED_SHARE * seconds / len(sizes))
+        training.step = training.total_steps
     started = time.perf_counter()
     experiment.measure(training.models.teacher)
     evaluating = 2 * EVALUATIONS * (time.perf_counter() - started)  # EMA and raw weights
@@ -34,3 +33,13 @@ def fit_steps(experiment: Experiment, seconds: float) -> RunSpec:
     lengths = {"plan.steps": steps, "plan.unlabeled_epochs": None}
     rhythm = {"evaluate_every": -(-steps // EVALUATIONS), "log_every": -(-steps // 50), "checkpoint_every": -(-steps // 10)}
     return replace(experiment.spec, **lengths, **{f"plan.{key}": value for key, value in rhythm.items()})
+
+
+def _step_seconds(training: Training, seconds: float) -> float:
+    """Seconds of a step, measured for about so many seconds."""
+    training.take_step()  # the first step is slower
+    timed, elapsed, started = 0, 0.0, time.perf_counter()
+    while timed < LEAST_TIMED_STEPS or elapsed < seconds:
+        training.take_step()
+        timed, elapsed = timed + 1, time.perf_counter() - started
+    return elapsed / timed

@@ -27,7 +27,9 @@ FOLLOW_FROM_MINUTES = ("steps", "evaluate_every", "log_every", "checkpoint_every
 """Keys of the plan that are chosen when a run with `plan.minutes` starts."""
 DEFAULT_BACKBONE = "efficientnet-lite0"
 LONG_MINUTES = 5.0
-"""Runs of `quick` of this length or longer have images of 32 pixels; shorter ones need the steps that smaller images save."""
+"""Runs of `quick` of this length or longer end with images of 32 pixels."""
+SMALL_SIZE = 20
+"""Side of the images of shorter runs, which need the steps that small images save, and of the first steps of longer ones."""
 
 # Mean and standard deviation per channel in USB's code; for CIFAR-10 it has those of ImageNet.
 USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -118,7 +120,14 @@ def _original(setting: Setting, method: Kind) -> RunSpec:
 
 def quick_image_size(setting: Setting, minutes: float = 0.0) -> int:
     """The image size of `quick`: 20 pixels, or 32 in longer runs and for larger originals. Smaller ones keep their size."""
-    return min(setting.image_size, 32 if minutes >= LONG_MINUTES or setting.image_size > 32 else 20)
+    return min(setting.image_size, 32 if minutes >= LONG_MINUTES or setting.image_size > 32 else SMALL_SIZE)
+
+
+def quick_sizes(setting: Setting, minutes: float, image_size: int | None = None) -> dict[str, Any]:
+    """Keys of `quick` that follow from `--minutes`: longer runs begin with smaller images than they end with."""
+    size = image_size or quick_image_size(setting, minutes)
+    grows = minutes >= LONG_MINUTES and size >= 32
+    return {"data.image_size": size, "plan.start_size": SMALL_SIZE * size // 32 if grows else None}
 
 
 def _quick(setting: Setting, method: Kind) -> RunSpec:

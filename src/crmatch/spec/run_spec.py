@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, Validati
 from crmatch.errors import CRMatchError, RequestError, unknown_name_error
 from crmatch.methods import adopt, parse_method
 from crmatch.methods.base import Method
-from crmatch.networks.config import NetworkConfig, WideResNetConfig, find_network
+from crmatch.networks.config import NetworkConfig, PretrainedConfig, WideResNetConfig, find_network
 from crmatch.strict_model import StrictModel
 from crmatch.training.plan import TrainPlan
 
@@ -81,7 +81,12 @@ class RunSpec(StrictModel):
     """The directory of the run whose weights this one starts from, and a checksum of them: `/.../split1-seed0#1a2b3c4d`."""
 
     @model_validator(mode="after")
-    def _crop_stays_inside(self) -> Self:
+    def _sizes_fit(self) -> Self:
+        if self.plan.start_size is not None and self.plan.start_size >= self.data.image_size:
+            found = f"plan.start_size {self.plan.start_size}"
+            raise ValueError(f"{found} must be below data.image_size {self.data.image_size}, or null for images of one size")
+        if self.plan.start_size is not None and isinstance(self.network, PretrainedConfig):
+            raise ValueError("plan.start_size is for networks without pretrained weights; give null")
         if self.padding >= self.data.image_size:
             raise ValueError(f"augmentation.padding {self.padding} must be below data.image_size {self.data.image_size}")
         return self
@@ -102,6 +107,8 @@ class RunSpec(StrictModel):
         later = {
             ("plan", "minutes"): None,
             ("plan", "backbone_rate"): 1.0,
+            ("plan", "start_size"): None,
+            ("plan", "start_share"): 0.5,
             ("data", "code"): None,
             ("data", "balance"): False,
             ("method", "code"): None,

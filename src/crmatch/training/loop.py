@@ -38,7 +38,7 @@ class Observers:
     """Functions that the loop calls; each does nothing by default. Log points: every `log_every` steps, and at evaluations."""
 
     log: Callable[[LogLine], None] = lambda line: None  # receives one line of curves per log point
-    evaluate: Callable[[Models], Mapping[str, Any]] = lambda models: {}  # models -> errors; called every `evaluate_every` steps
+    evaluate: Callable[[int, Models], Mapping[str, Any]] = lambda step, models: {}  # -> errors; every `evaluate_every` steps
     observe: Callable[[Batch, LossTerms], Mapping[str, Tensor]] = lambda batch, loss: {}  # scalars, averaged between log points
     check: Callable[[int, Models], None] = lambda step, models: None  # called at every log point
     save: Callable[[Checkpoint], None] = lambda checkpoint: None  # receives a checkpoint every `checkpoint_every` steps
@@ -230,7 +230,7 @@ def train(training: Training, observers: Observers) -> bool:
             line["images_per_second"] = (training.images - logged_images) / (time.perf_counter() - logged_at)
             if evaluates:
                 training.check_weights()
-                line |= observers.evaluate(training.models)
+                line |= observers.evaluate(step, training.models)
             line["seconds"] = training.seconds
             observers.check(step, training.models)
             observers.log(line)

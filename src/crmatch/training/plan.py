@@ -53,6 +53,10 @@ class TrainPlan(StrictModel):
     """The time that was asked for; `steps` was then chosen from the speed of the first steps."""
     unlabeled_epochs: float | None = Field(None, gt=0, le=10**6)
     """Length in passes over the unlabeled images, instead of `steps`."""
+    start_size: int | None = Field(None, ge=8)
+    """Side of the images in the first steps, below `data.image_size` (progressive resizing); None: all have the full size."""
+    start_share: float = Field(0.5, gt=0, lt=1)
+    """Share of the steps with images of `start_size`."""
     labeled_batch_size: int = Field(64, ge=1, le=2**16)
     unlabeled_batch_size: int = Field(448, ge=1, le=2**16)
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -103,6 +107,10 @@ class TrainPlan(StrictModel):
             return self.steps
         assert self.unlabeled_epochs is not None
         return first_stage + max(1, math.ceil(self.unlabeled_epochs * self.steps_per_epoch(unlabeled)))
+
+    def start_steps(self, total: int) -> int:
+        """How many of `total` steps have images of `start_size`."""
+        return 0 if self.start_size is None else round(self.start_share * total)
 
     def rate_factor(self, step: int, total: int, first_stage: int = 0) -> float:
         """Factor of the learning rate at `step` of `total`. A first stage has the first phase of the schedule for itself."""
