@@ -55,6 +55,10 @@ def test_images_of_quick_are_larger_from_five_minutes_on(
         again = train_command(spec, parse_setting("noise@2", tmp_path))
         assert ("image_size" in again) == bool(options)
         assert f"--minutes {minutes}" in again
+        assert "start_size" not in again
+    wrong = crmatch(*command, "--set", "data.image_size=large")
+    assert wrong.code == 2
+    assert "data.image_size" in wrong.err
 
 
 def test_other_options_under_the_name_of_a_run_with_minutes_are_refused(

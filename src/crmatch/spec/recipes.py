@@ -123,9 +123,9 @@ def quick_image_size(setting: Setting, minutes: float = 0.0) -> int:
     return min(setting.image_size, 32 if minutes >= LONG_MINUTES or setting.image_size > 32 else SMALL_SIZE)
 
 
-def quick_sizes(setting: Setting, minutes: float, image_size: int | None = None) -> dict[str, Any]:
-    """Keys of `quick` that follow from `--minutes`: longer runs begin with smaller images than they end with."""
-    size = image_size or quick_image_size(setting, minutes)
+def quick_sizes(setting: Setting, minutes: float, image_size: Any = None) -> dict[str, Any]:
+    """Keys of `quick` that follow from `--minutes` and a given size: longer runs begin with smaller images."""
+    size = image_size if isinstance(image_size, int) else quick_image_size(setting, minutes)
     grows = minutes >= LONG_MINUTES and size >= 32
     return {"data.image_size": size, "plan.start_size": SMALL_SIZE * size // 32 if grows else None}
 
