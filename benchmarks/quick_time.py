@@ -34,7 +34,7 @@ from crmatch.augment.batches import BatchMaker
 from crmatch.cli.app import main as crmatch_command
 from crmatch.data.settings import parse_setting
 from crmatch.runs.experiment import Experiment, load_run_data
-from crmatch.spec.recipes import quick_image_size, recipe
+from crmatch.spec.recipes import quick_sizes, recipe
 from crmatch.spec.run_spec import replace
 from crmatch.training.loop import Training
 from crmatch.training.runtime import choose_runtime
@@ -48,8 +48,8 @@ TIMED = {
 SIDE = 1024
 WAITING: dict[str, dict[str, str]] = {
     "torch's default": {},
-    "`GOMP_SPINCOUNT=1000` (the command `crmatch`)": {"GOMP_SPINCOUNT": "1000"},
-    "`OMP_WAIT_POLICY=PASSIVE`": {"OMP_WAIT_POLICY": "PASSIVE"},
+    "`GOMP_SPINCOUNT=1000` (`crmatch` on a quiet machine)": {"GOMP_SPINCOUNT": "1000"},
+    "`OMP_WAIT_POLICY=PASSIVE` (`crmatch` beside a busy process)": {"OMP_WAIT_POLICY": "PASSIVE"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 """How threads wait for each other -> environment."""
@@ -93,9 +93,12 @@ def median_seconds(work: Callable[[], object], repeats: int = 20) -> float:
 
 
 def prepare(setting_name: str, data_dir: Path, minutes: float) -> Training:
+    """A run at its first step with images of the full size."""
     setting = parse_setting(setting_name, data_dir)
-    spec = replace(recipe(setting, "crmatch", "quick"), **{"data.image_size": quick_image_size(setting, minutes)})
-    return Experiment(spec, *load_run_data(spec, setting, data_dir), choose_runtime()).training()
+    spec = replace(recipe(setting, "crmatch", "quick"), **quick_sizes(setting, minutes))
+    training = Experiment(spec, *load_run_data(spec, setting, data_dir), choose_runtime()).training()
+    training.step = spec.plan.start_steps(training.total_steps)
+    return training
 
 
 def beside_busy_process(command: list[str]) -> list[tuple[str, float, float]]:

@@ -157,7 +157,8 @@ def timed_runs() -> str:
     rows = [f"| {header} |", "|" + " --- |" * 10]
     for (spec, threads), found in sorted(groups.items(), key=lambda group: (group[0][0].setting, group[0][0].plan.minutes)):
         errors = estimate([record.error for record in found if record.error is not None])
-        cells = [spec.setting, title_of(spec.method), spec.data.image_size, f"{spec.plan.minutes:g}", threads]
+        sizes = f"{spec.plan.start_size}, {spec.data.image_size}" if spec.plan.start_size else spec.data.image_size
+        cells = [spec.setting, title_of(spec.method), sizes, f"{spec.plan.minutes:g}", threads]
         cells += [span([record.seconds / 60 for record in found], ".1f"), span([record.steps for record in found], ",")]
         cells += [f"{errors.mean:.2f}", f"{errors.t[0]:.2f} to {errors.t[1]:.2f}" if errors.t else "–", errors.n]
         rows.append(f"| {' | '.join(map(str, cells))} |")

@@ -10,6 +10,7 @@ import torch
 
 from conftest import experiment_of, tiny_spec, training_of
 from crmatch.augment.batches import Normalizer
+from crmatch.cli.display import Display
 from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError, StoppedError
 from crmatch.runs import timing
@@ -95,6 +96,18 @@ def test_time_is_planned_for_both_sizes(stripes: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(timing, "_step_seconds", lambda training, seconds: 1.0 if training.step == 0 else 3.0)
     steps = timing.fit_steps(experiment, 1000.0).plan.steps
     assert steps == pytest.approx(0.95 * 1000 / 2.5, abs=2)
+
+
+def test_the_time_left_counts_small_images_in_proportion_to_their_pixels(
+    stripes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five steps take 9/16 s each and fifteen take 1 s each, so 14 s are left after six steps."""
+    display = Display(tiny_spec(stripes, **GROWING))
+    display.start(0, 20)
+    for step, now in ((1, 0.0), (6, 4 * 9 / 16 + 1)):
+        monkeypatch.setattr("time.perf_counter", lambda now=now: now)
+        display.advance(step)
+    assert "0.65 s per step at first: about 14 s for the rest" in capsys.readouterr().err
 
 
 def test_the_estimated_time_lies_between_those_of_both_sizes() -> None:

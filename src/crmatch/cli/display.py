@@ -47,16 +47,17 @@ class Bar(AbstractContextManager["Bar"]):
             self.start(total, 0, self._label)
         self.update(completed=done)
 
-    def start(self, total: int | None, already: int, label: str) -> None:
-        """Start a bar, of which `already` is done; an earlier one ends."""
+    def start(self, total: float | None, already: float, label: str, counted: str | None = None) -> None:
+        """Start a bar, of which `already` is done; an earlier one ends. With `counted`, this text replaces the counts."""
         self.stop()
         if self.visible:
-            counts: list[str | bars.ProgressColumn] = [bars.MofNCompleteColumn(), self._unit]
+            count = bars.MofNCompleteColumn() if counted is None else bars.TextColumn("{task.fields[counted]}")
+            counts: list[str | bars.ProgressColumn] = [count, self._unit]
             if self._unit == "bytes":
                 counts = [bars.DownloadColumn(), bars.TransferSpeedColumn()]
             times = (bars.TimeElapsedColumn(), "left", bars.TimeRemainingColumn())
             self._progress = bars.Progress("{task.description}", bars.BarColumn(), *counts, *times, console=self.console)
-            self._progress.add_task(escape(label), total=total, completed=already)
+            self._progress.add_task(escape(label), total=total, completed=round(already), counted=counted)
             self._progress.start()
 
     def advance(self, count: int) -> None:
@@ -64,7 +65,7 @@ class Bar(AbstractContextManager["Bar"]):
         self.update(advance=count)
 
     def update(self, **values: Any) -> None:
-        """Change values of rich's task: `completed`, `advance`, `description`."""
+        """Change values of rich's task: `completed`, `advance`, `description`, `counted`."""
         if self._progress:
             self._progress.update(self._progress.task_ids[0], **values)
 
@@ -120,7 +121,7 @@ class Display(AbstractContextManager["Display"]):
         spec = self._spec
         run = f"{title_of(spec.method)} on {spec.setting}, recipe {spec.recipe}, split {spec.split}, seed {spec.seed}"
         self._say(f"{run}: {self.cost or f'{total:,} steps'}" + (f", resuming after step {done:,}" if done else ""))
-        self._bar.start(total, done, spec.method.name)
+        self._bar.start(self._work(total), self._work(done), spec.method.name, self._counted(done))
 
     def advance(self, done: int) -> None:
         """Move the bar; after a few steps say how long the run will take."""
@@ -128,12 +129,24 @@ class Display(AbstractContextManager["Display"]):
         if timed == 0:
             self._began = now
         elif self._began is not None and (timed >= TIMED_STEPS or now - self._began > TIMED_SECONDS):
-            seconds = (now - self._began) / timed
-            rest = duration(max(1, seconds * (self._total - done)))
+            seconds, worked = now - self._began, self._work(done) - self._work(self._first + 1)
+            rest = duration(max(1, seconds / worked * (self._work(self._total) - self._work(done))))
             run = f"{self._spec.method.name}: {self._total:,} steps, about {rest}"
-            self._say(run if self._brief else f"{seconds:.2g} s per step: about {rest} for the rest", brief=True)
+            speed = f"{seconds / timed:.2g} s per step" + (" at first" if self._spec.plan.start_size else "")
+            self._say(run if self._brief else f"{speed}: about {rest} for the rest", brief=True)
             self._began = None
-        self._bar.update(completed=done)
+        self._bar.update(completed=self._work(done), counted=self._counted(done))
+
+    def _work(self, steps: int) -> float:
+        """The time of so many steps, in steps with images of the full size; smaller ones take time in proportion to pixels."""
+        plan = self._spec.plan
+        if plan.start_size is None:
+            return steps
+        small = min(steps, plan.start_steps(self._total))
+        return small * (plan.start_size / self._spec.data.image_size) ** 2 + steps - small
+
+    def _counted(self, done: int) -> str:
+        return f"{done:,}/{self._total:,}"
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Show loss and test error after an evaluation and at the end."""

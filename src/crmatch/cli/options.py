@@ -92,7 +92,9 @@ BackboneOption = Annotated[
 MinutesOption = Annotated[
     float | None,
     typer.Option(
-        "--minutes", min=0.1, help="Train as long as fits into this time; from 5 minutes on, recipe quick ends with images of 32 px."
+        "--minutes",
+        min=0.1,
+        help="Train as long as fits into this time; from 5 minutes on, recipe quick ends with images of 32 px.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps (Apple GPU).")]
