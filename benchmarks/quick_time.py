@@ -34,7 +34,7 @@ from crmatch.augment.batches import BatchMaker
 from crmatch.cli.app import main as crmatch_command
 from crmatch.data.settings import parse_setting
 from crmatch.runs.experiment import Experiment, load_run_data
-from crmatch.spec.recipes import quick_sizes, recipe
+from crmatch.spec.recipes import quick_image_size, quick_start_size, recipe
 from crmatch.spec.run_spec import replace
 from crmatch.training.loop import Training
 from crmatch.training.runtime import choose_runtime
@@ -95,7 +95,8 @@ def median_seconds(work: Callable[[], object], repeats: int = 20) -> float:
 def prepare(setting_name: str, data_dir: Path, minutes: float) -> Training:
     """A run at its first step with images of the full size."""
     setting = parse_setting(setting_name, data_dir)
-    spec = replace(recipe(setting, "crmatch", "quick"), **quick_sizes(setting, minutes))
+    spec = replace(recipe(setting, "crmatch", "quick"), **{"data.image_size": quick_image_size(setting, minutes)})
+    spec = replace(spec, **{"plan.start_size": quick_start_size(spec, minutes)})
     training = Experiment(spec, *load_run_data(spec, setting, data_dir), choose_runtime()).training()
     training.step = spec.plan.start_steps(training.total_steps)
     return training

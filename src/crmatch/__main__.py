@@ -19,18 +19,23 @@ def main() -> None:
     # By default, threads that wait for each other spin for milliseconds, and beside a busy program a step takes up to 3.6 times
     # as long (docs/quick-recipe.md). OpenMP reads these variables when torch is imported.
     if not os.environ.keys() & {*SPIN, *SLEEP}:
-        os.environ.update(SLEEP if others_compute() else SPIN)
+        os.environ.update(SLEEP if cores_are_short() else SPIN)
     from crmatch.cli.app import main as run_command
 
     run_command()
 
 
-def others_compute(load: Path = Path("/proc/loadavg"), looks: int = 5) -> bool:
-    """Whether another program is running at each of several looks within 50 ms; False where the system does not say."""
+def cores_are_short(load: Path = Path("/proc/loadavg"), looks: int = 5) -> bool:
+    """Whether other programs leave fewer cores than torch has threads, at each of several looks within 50 ms.
+
+    False where the system does not say.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
+        threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
         for _ in range(looks):
             # "0.53 0.41 0.30 2/513 4711": two of 513 threads on this machine run now, and one of them is this one.
-            if int(load.read_text().split()[3].partition("/")[0]) < 2:
+            others = int(load.read_text().split()[3].partition("/")[0]) - 1
+            if others + threads <= (os.cpu_count() or 1):
                 return False
             time.sleep(0.01)
         return True

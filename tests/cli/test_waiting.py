@@ -15,23 +15,37 @@ NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("0.5 0.4 0.3 1/80 12\n", False), ("0.0 0.0 0.0 2/80 12\n", True), ("strange", False), (None, False)]
+    ("text", "threads", "expected"),
+    [
+        ("0.5 0.4 0.3 1/80 12\n", "4", False),
+        ("0.0 0.0 0.0 2/80 12\n", "4", True),
+        ("0.0 0.0 0.0 2/80 12\n", "3", False),  # one of four cores is left for the other program
+        ("0.0 0.0 0.0 3/80 12\n", "3", True),
+        ("0.0 0.0 0.0 9/80 12\n", "many", False),
+        ("strange", "4", False),
+        (None, "4", False),
+    ],
 )
-def test_another_program_that_runs_is_noticed(tmp_path: Path, text: str | None, expected: bool) -> None:
+def test_programs_that_leave_too_few_cores_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, threads: str, expected: bool
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     load = tmp_path / "loadavg"
     if text is not None:
         load.write_text(text)
-    assert __main__.others_compute(load) is expected
+    assert __main__.cores_are_short(load) is expected
 
 
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="the system does not say how many threads run")
-def test_a_busy_process_is_noticed() -> None:
+def test_a_busy_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(os.cpu_count()))
     busy = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
     try:
         assert busy.stdout is not None
         busy.stdout.readline()  # it has started
-        assert __main__.others_compute()
+        assert __main__.cores_are_short()
     finally:
         busy.kill()
         busy.communicate()
@@ -52,7 +66,7 @@ def test_waiting_threads_sleep_beside_other_programs_and_what_the_user_set_stays
     environment = {name: value for name, value in os.environ.items() if name not in NAMES} | given
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(__main__, "catch_signals", lambda: None)
-    monkeypatch.setattr(__main__, "others_compute", lambda: busy)
+    monkeypatch.setattr(__main__, "cores_are_short", lambda: busy)
     monkeypatch.setattr("crmatch.cli.app.main", lambda: None)
     __main__.main()
     assert {name: environment[name] for name in NAMES if name in environment} == expected

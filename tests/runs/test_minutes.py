@@ -37,14 +37,18 @@ def test_a_run_with_minutes_resumes_to_the_bit(
     assert other.read_bytes() == model.read_bytes()
 
 
-@pytest.mark.parametrize(("minutes", "size"), [(4.9, 20), (5, 32)])
-def test_images_of_quick_are_larger_from_five_minutes_on(
-    crmatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, size: int
-) -> None:
-    """A given size counts all the same. Only a size that the time does not explain is part of the run's name and command."""
+@pytest.fixture
+def noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set of 32 pixels in `tmp_path`, and runs of two steps whatever their time is."""
     images, labels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8), np.arange(40) % 2
     np.savez(tmp_path / "noise.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    monkeypatch.setattr("crmatch.cli.session.fit_steps", lambda experiment, _: replace(experiment.spec, **{"plan.steps": 1}))
+    monkeypatch.setattr("crmatch.cli.session.fit_steps", lambda experiment, _: replace(experiment.spec, **{"plan.steps": 2}))
+
+
+@pytest.mark.usefixtures("noise")
+@pytest.mark.parametrize(("minutes", "size"), [(4.9, 20), (5, 32)])
+def test_images_of_quick_are_larger_from_five_minutes_on(crmatch: Command, tmp_path: Path, minutes: float, size: int) -> None:
+    """A given size counts all the same. Only a size that the time does not explain is part of the run's name and command."""
     command = ["train", "noise@2", "--minutes", minutes, "--set=network.filters=1", "--data-dir", tmp_path, "--out", tmp_path]
     variant = f"crmatch-filters=1,minutes={minutes:g}"
     for options, name, expected in (([], variant, size), (["--image-size", 24], f"crmatch-image_size=24,{variant[8:]}", 24)):
@@ -59,6 +63,25 @@ def test_images_of_quick_are_larger_from_five_minutes_on(
     wrong = crmatch(*command, "--set", "data.image_size=large")
     assert wrong.code == 2
     assert "data.image_size" in wrong.err
+
+
+@pytest.mark.usefixtures("noise")
+def test_how_a_long_run_begins_is_part_of_its_name_only_if_it_was_given_and_the_next_round_begins_so_too(
+    crmatch: Command, tmp_path: Path
+) -> None:
+    command = ["train", "noise@2", "--minutes", 5, "--data-dir", tmp_path, "--out", tmp_path]
+    one_size = ["--set", "plan.start_size=null"]
+    for options, name, expected in (([], "crmatch-minutes=5", 20), (one_size, "crmatch-minutes=5,start_size=None", None)):
+        assert crmatch(*command, "--set=network.filters=1", *options).code == 0
+        run = tmp_path / "noise@2" / name.replace("-", "-filters=1,") / "split1-seed0"
+        spec = RunDirectory(run).read_spec()
+        assert spec is not None
+        assert spec.plan.start_size == expected
+        assert ("start_size" in train_command(spec, parse_setting("noise@2", tmp_path))) == bool(options)
+        second = json.loads(crmatch(*command, "--from", run, "--json").out)
+        assert second["spec"]["plan"]["start_size"] == expected
+        smaller = json.loads(crmatch(*command, "--from", run, "--image-size", 16, "--json").out)
+        assert smaller["spec"]["plan"]["start_size"] is None
 
 
 def test_other_options_under_the_name_of_a_run_with_minutes_are_refused(

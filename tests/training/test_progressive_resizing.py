@@ -13,13 +13,14 @@ from crmatch.augment.batches import Normalizer
 from crmatch.cli.display import Display
 from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError, StoppedError
+from crmatch.networks.config import PretrainedConfig
 from crmatch.runs import timing
 from crmatch.runs.cost import estimate
 from crmatch.runs.run import run
 from crmatch.runs.workspace import Workspace
-from crmatch.spec.recipes import quick_sizes, recipe
+from crmatch.spec.recipes import quick_start_size, recipe
 from crmatch.spec.run_spec import replace
-from crmatch.training.loop import train
+from crmatch.training.loop import Training, train
 from finished import result_of
 from reference.reduction import reduced
 
@@ -90,12 +91,19 @@ def test_resuming_equals_never_having_stopped(stripes: Path, tmp_path: Path, met
     assert actual == expected
 
 
-def test_time_is_planned_for_both_sizes(stripes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the steps takes 1 s each and the others 3 s each: 2.5 s on average."""
-    experiment = experiment_of(tiny_spec(stripes, **GROWING), stripes)
-    monkeypatch.setattr(timing, "_step_seconds", lambda training, seconds: 1.0 if training.step == 0 else 3.0)
-    steps = timing.fit_steps(experiment, 1000.0).plan.steps
-    assert steps == pytest.approx(0.95 * 1000 / 2.5, abs=2)
+@pytest.mark.parametrize("seconds", [1e3, 1e5])
+def test_time_is_planned_for_both_sizes(stripes: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """By a clock on which small steps take 1 s and others 3 s: 2.5 s on average, however many steps are timed."""
+    experiment = experiment_of(tiny_spec(stripes, "supervised", **GROWING), stripes)
+    clock = [0.0]
+
+    def take_step(training: Training) -> None:
+        clock[0] += 1.0 if training.batches.normalizer_at(training.step) is not training.batches.normalizer else 3.0
+        training.step += 1
+
+    monkeypatch.setattr(Training, "take_step", take_step)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    assert timing.fit_steps(experiment, seconds).plan.steps == pytest.approx(0.95 * seconds / 2.5, rel=0.001, abs=1)
 
 
 def test_the_time_left_counts_small_images_in_proportion_to_their_pixels(
@@ -107,26 +115,44 @@ def test_the_time_left_counts_small_images_in_proportion_to_their_pixels(
     for step, now in ((1, 0.0), (6, 4 * 9 / 16 + 1)):
         monkeypatch.setattr("time.perf_counter", lambda now=now: now)
         display.advance(step)
-    assert "0.65 s per step at first: about 14 s for the rest" in capsys.readouterr().err
+    assert "0.65 s per step: about 14 s for the rest" in capsys.readouterr().err
+    display = Display(tiny_spec(stripes, **GROWING, **{"plan.steps": 80}))
+    display.start(0, 80)
+    for step, now in ((1, 0.0), (6, 5 * 9 / 16)):
+        monkeypatch.setattr("time.perf_counter", lambda now=now: now)
+        display.advance(step)
+    assert "0.56 s per step at first: about 68 s for the rest" in capsys.readouterr().err
 
 
-def test_the_estimated_time_lies_between_those_of_both_sizes() -> None:
+def test_the_estimated_time_is_the_mean_of_both_sizes() -> None:
     setting = parse_setting("cifar10@25")
     spec = replace(recipe(setting, "crmatch", "quick"), **{"data.image_size": 32})
     small, large = (estimate(replace(spec, **{"data.image_size": size}), setting) for size in (20, 32))
-    mixed = estimate(replace(spec, **{"plan.start_size": 20}), setting)
-    assert small.cpu_seconds < mixed.cpu_seconds < large.cpu_seconds  # type: ignore[operator]
+    mixed = estimate(replace(spec, **{"plan.start_size": 20, "plan.start_share": 0.75}), setting)
+    assert small.cpu_seconds is not None
+    assert large.cpu_seconds is not None
+    assert mixed.cpu_seconds == pytest.approx(0.75 * small.cpu_seconds + 0.25 * large.cpu_seconds)
     assert mixed.memory_bytes == large.memory_bytes
 
 
 @pytest.mark.parametrize(
-    ("minutes", "size", "start"), [(4.9, None, None), (5, None, 20), (60, 24, None), (5, 64, 40), (5, 32, 20)]
+    ("minutes", "changes", "start"),
+    [
+        (4.9, {"data.image_size": 32}, None),
+        (5, {"data.image_size": 32}, 20),
+        (60, {"data.image_size": 24}, None),
+        (5, {"data.image_size": 64}, 40),
+        (5, {"data.image_size": 32, "network": "wrn-28-2"}, None),
+    ],
 )
-def test_long_runs_of_quick_begin_with_small_images(minutes: float, size: int | None, start: int | None) -> None:
-    assert quick_sizes(parse_setting("cifar10@25"), minutes, size)["plan.start_size"] == start
-    assert quick_sizes(parse_setting("digits@4"), minutes)["plan.start_size"] is None
+def test_long_runs_of_quick_begin_with_small_images(minutes: float, changes: dict[str, Any], start: int | None) -> None:
+    spec = replace(recipe("cifar10@25", "crmatch", "quick"), **changes)
+    assert quick_start_size(spec, minutes) == start
+    assert quick_start_size(recipe("digits@4"), minutes) is None
 
 
 def test_a_start_size_that_makes_no_sense_is_refused(stripes: Path) -> None:
     with pytest.raises(RequestError, match=r"plan\.start_size 16 must be below data\.image_size 16"):
         tiny_spec(stripes, **{"plan.start_size": 16})
+    with pytest.raises(RequestError, match=r"plan\.start_size is for networks without pretrained weights"):
+        tiny_spec(stripes, **{"plan.start_size": 8, "network": PretrainedConfig()})

@@ -90,7 +90,7 @@ class BatchMaker:
     start_steps: int = 0
 
     def normalizer_at(self, step: int) -> Normalizer:
-        """From pixels to the floats, and to the image size, of `step`."""
+        """The normalizer of `step`, which also sets the size of the images."""
         return self.start_normalizer if self.start_normalizer and step < self.start_steps else self.normalizer
 
     def batch(self, step: int) -> Batch:

@@ -132,7 +132,7 @@ class Display(AbstractContextManager["Display"]):
             seconds, worked = now - self._began, self._work(done) - self._work(self._first + 1)
             rest = duration(max(1, seconds / worked * (self._work(self._total) - self._work(done))))
             run = f"{self._spec.method.name}: {self._total:,} steps, about {rest}"
-            speed = f"{seconds / timed:.2g} s per step" + (" at first" if self._spec.plan.start_size else "")
+            speed = f"{seconds / timed:.2g} s per step" + " at first" * (done < self._spec.plan.start_steps(self._total))
             self._say(run if self._brief else f"{speed}: about {rest} for the rest", brief=True)
             self._began = None
         self._bar.update(completed=self._work(done), counted=self._counted(done))

@@ -94,7 +94,7 @@ MinutesOption = Annotated[
     typer.Option(
         "--minutes",
         min=0.1,
-        help="Train as long as fits into this time; from 5 minutes on, recipe quick ends with images of 32 px.",
+        help="Train as long as fits into this time; from 5 minutes on, quick begins with images of 20 px and ends with 32.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps (Apple GPU).")]

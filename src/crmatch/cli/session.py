@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from crmatch.cli.options import is_main_process
 from crmatch.distributed.process_group import ProcessGroup
 from crmatch.errors import RequestError
 from crmatch.networks.config import PretrainedConfig
-from crmatch.runs.cost import describe_cost, duration, estimate, on_cpu, tuning_seconds
+from crmatch.runs.cost import describe_cost, duration, estimate, on_cpu, threads_in_use, tuning_seconds
 from crmatch.runs.experiment import Progress
 from crmatch.runs.record import RunRecord
 from crmatch.runs.run import make_experiment, run
@@ -68,6 +69,9 @@ class Session:
 
                 progress = stack.enter_context(tracked(name, spec, workspace, beside=progress))
             display.cost = self._cost(spec, workspace)
+            if self.speaks and is_main_process() and os.environ.get("OMP_WAIT_POLICY") == "PASSIVE" and threads_in_use() > 1:
+                # Chosen by __main__.py, or by the user.
+                typer.echo("Waiting threads sleep, to share the cores with other programs (OMP_WAIT_POLICY=PASSIVE).", err=True)
             stop = stop_request()
             record = run(
                 spec, workspace, self.execution, resume=self.resume, progress=progress, stop=stop, processes=self.processes
@@ -84,8 +88,8 @@ class Session:
         if spec.plan.minutes is None:
             return describe_cost(cost)
         # The steps were chosen by their measured speed, which says more than an estimate.
-        sizes = f"first {spec.plan.start_size}, then {spec.data.image_size}" if spec.plan.start_size else spec.data.image_size
-        images = f"{cost.images_per_step:,} images of {sizes} px"
+        start, size = spec.plan.start_size, spec.data.image_size
+        images = f"{cost.images_per_step:,} images" + (f", first of {start}, then of {size} px" if start else f" of {size} px")
         return f"{steps:,} steps of {images}, chosen to fit into {spec.plan.minutes:g} minutes"
 
     def _display(self, spec: RunSpec) -> Display:

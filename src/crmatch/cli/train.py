@@ -72,7 +72,7 @@ def train(
     """Train a method on a setting or on your own pictures; run the same command again to resume, or to see the result again."""
     from crmatch.runs.directory import RunDirectory, keys_to_keep, method_reference
     from crmatch.runs.workspace import Workspace
-    from crmatch.spec.recipes import quick_sizes
+    from crmatch.spec.recipes import quick_image_size, quick_start_size
     from crmatch.spec.run_spec import replace
     from crmatch.training.execution import Execution
 
@@ -87,7 +87,11 @@ def train(
         labels = labels or (Path(before.spec.data.labels_file) if before.spec.data.labels_file else None)
         method = method_reference(before.spec) if method == "crmatch" else method
         recipe, backbone = before.spec.recipe, getattr(before.spec.network, "backbone", None)
-        changes = keys_to_keep(before.spec, workspace.setting(setting, labels)) | changes
+        kept = keys_to_keep(before.spec, workspace.setting(setting, labels))
+        kept["plan.start_size"] = before.spec.plan.start_size
+        if image_size is not None:
+            del kept["plan.start_size"]  # it follows from the size that is given now
+        changes = kept | changes
     elif network and backbone is None:
         backbone = "none"
     parsed = workspace.setting(setting, labels)
@@ -96,7 +100,7 @@ def train(
     recipe = _choose_recipe(parsed, method, recipe, backbone, minutes)
     backbone = None if backbone == "none" else backbone
     if recipe == "quick" and minutes:
-        changes = quick_sizes(parsed, minutes, changes.get("data.image_size")) | changes
+        changes.setdefault("data.image_size", quick_image_size(parsed, minutes))  # a given size stays
     specs = [options.make_spec(setting, method, recipe, data_dir, changes, labels, backbone)]
     if baseline is None:
         baseline = specs[0].data.folder is not None
@@ -106,6 +110,8 @@ def train(
         if recipe == "tune":
             shared.pop("network", None)  # the whole network of the round before
         specs.append(options.make_spec(setting, "supervised", stage, data_dir, shared, labels, backbone))
+    if recipe == "quick" and minutes and "plan.start_size" not in changes:
+        specs = [replace(spec, **{"plan.start_size": quick_start_size(spec, minutes)}) for spec in specs]
     workspaces = [workspace.named(name), workspace]  # the baseline keeps its own name
     pretrained = recipe in ("head", "tune")
     quiet, reason = json_ or not is_main_process(), ""

@@ -99,7 +99,7 @@ class Network(nn.Module):
         outputs = self.processes.run_data_parallel(backbone, to_channels_last(images))
         feature_map, features = split_outputs(outputs)
         if self.training and self.map_size not in (None, feature_map.shape[2:]):
-            feature_map = F.adaptive_avg_pool2d(feature_map, self.map_size)
+            feature_map = F.interpolate(feature_map, size=self.map_size, mode="bilinear")
         if self.normalize_features:
             features = F.normalize(features, dim=1)
         refines = REFINER in self.heads and not self.training

@@ -87,23 +87,30 @@ class Cost(NamedTuple):
 def estimate(spec: RunSpec, setting: Setting, activations: Activations = "lean") -> Cost:
     """Estimate the cost of `spec`; its memory depends on the activations that are stored for the backward pass."""
     layers = network_layers(spec.network, setting.channels, spec.data.image_size)
-    images, multiply_adds = images_per_step(spec), float(sum(layer.weights * layer.pixels for layer in layers))
-    if (size := spec.plan.start_size) is not None:
-        smaller = network_layers(spec.network, setting.channels, size)
-        share = spec.plan.start_share
-        multiply_adds = share * sum(layer.weights * layer.pixels for layer in smaller) + (1 - share) * multiply_adds
-    steps = spec.plan.steps
+    steps, plan = spec.plan.steps, spec.plan
+    cpu, gpu = _step_seconds(spec, layers)
+    if plan.start_size is not None:  # the first steps have smaller images
+        small_cpu, small_gpu = _step_seconds(spec, network_layers(spec.network, setting.channels, plan.start_size))
+        cpu += plan.start_share * (small_cpu - cpu)
+        gpu += plan.start_share * (small_gpu - gpu)
     if steps is None and (known := CATALOG.get(setting.data)):
         first_stage = spec.method.first_stage(setting.labels_per_class * known.classes)
         steps = spec.plan.total_steps(known.counts["train"] + known.counts.get("unlabeled", 0), first_stage.steps)
     weights = sum(layer.weights for layer in layers) * BYTES_PER_WEIGHT * max(1.0, ACTIVATION_SIZE[spec.precision])
     return Cost(
-        images_per_step=images,
+        images_per_step=images_per_step(spec),
         steps=steps,
-        cpu_seconds=steps * images * _seconds_per_image(multiply_adds) if steps and layers else None,
-        gpu_seconds=steps * max(GPU_STEP_SECONDS, images * multiply_adds * 6 / GPU_OPERATIONS) if steps and layers else None,
+        cpu_seconds=steps * cpu if steps and layers else None,
+        gpu_seconds=steps * gpu if steps and layers else None,
         memory_bytes=PROCESS_BYTES + weights + _activation_bytes(spec, layers, activations),
     )
+
+
+def _step_seconds(spec: RunSpec, layers: list[Layer]) -> tuple[float, float]:
+    """Seconds of a step on this CPU, with the threads in use, and on one GPU."""
+    images, multiply_adds = images_per_step(spec), sum(layer.weights * layer.pixels for layer in layers)
+    on_gpu = max(GPU_STEP_SECONDS, images * multiply_adds * 6 / GPU_OPERATIONS)
+    return images * _seconds_per_image(multiply_adds) if layers else 0.0, on_gpu
 
 
 def _activation_bytes(spec: RunSpec, layers: list[Layer], activations: Activations) -> float:
@@ -259,9 +266,7 @@ def describe_cost(cost: Cost, lengths: bool = True) -> str:
 def on_cpu() -> str:
     """Where a time of this module holds, in words."""
     threads = threads_in_use()
-    # Chosen by __main__.py beside other busy programs, or by the user.
-    sleepy = " that sleep while they wait" if threads > 1 and os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE" else ""
-    return f"with {threads} thread{'s' * (threads > 1)}{sleepy}"
+    return f"with {threads} thread{'s' * (threads > 1)}"
 
 
 def check_memory(spec: RunSpec, setting: Setting, free: int | None, activations: Activations = "lean") -> None:

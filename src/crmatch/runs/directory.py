@@ -27,11 +27,11 @@ from crmatch.spec.recipes import (
     FOLLOW_FROM_MINUTES,
     default_recipe,
     quick_image_size,
-    quick_sizes,
+    quick_start_size,
     recipe,
     unnamed_recipe,
 )
-from crmatch.spec.run_spec import RunSpec, differences, flatten, parse_spec, replace
+from crmatch.spec.run_spec import RunSpec, differences, flatten, parse_spec
 
 LONGEST_VARIANT, LONGEST_START = 60, 40
 MODEL_WEIGHTS, MODEL_CONFIG, MODEL_CARD = "model.safetensors", "config.json", "README.md"
@@ -123,7 +123,8 @@ def changed_keys(spec: RunSpec, setting: Setting) -> dict[str, Any]:
     usual_size = base.data.image_size
     if spec.recipe == "quick" and spec.plan.minutes is not None:  # longer runs have larger images
         usual_size = quick_image_size(setting, spec.plan.minutes)
-        base = replace(base, **quick_sizes(setting, spec.plan.minutes, spec.data.image_size))
+        start_size = quick_start_size(spec, spec.plan.minutes)
+        base = base.model_copy(update={"plan": base.plan.model_copy(update={"start_size": start_size})})
     named = ["split", "seed", "setting", "recipe", "data.image_size", "data.labels_file", "data.labels_checksum", "start_from"]
     if spec.plan.minutes is not None:  # what follows from them
         named += ["plan.unlabeled_epochs", *(f"plan.{key}" for key in FOLLOW_FROM_MINUTES)]

@@ -179,7 +179,7 @@ class Experiment:
         return {f"error/{name}": quality.error for name, quality in qualities.items() if quality}
 
     def _normalizer_after(self, steps: int | None) -> Normalizer:
-        """That of the last of so many steps: a network recognizes images of the size on which it was trained last."""
+        """The normalizer of the last of `steps` steps: a network recognizes images of the size on which it was trained last."""
         starts = steps is not None and steps <= self.spec.plan.start_steps(self._total_steps)
         return self._start_normalizer if starts and self._start_normalizer else self.normalizer
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from dataclasses import replace as replace_fields
 
+from crmatch.augment.batches import BatchMaker
 from crmatch.runs.experiment import Experiment
 from crmatch.spec.run_spec import RunSpec, replace
 from crmatch.training.loop import Training
@@ -21,11 +24,16 @@ def fit_steps(experiment: Experiment, seconds: float) -> RunSpec:
 
     The steps that are timed train a copy of the run that is thrown away.
     """
-    training, plan, per_step = experiment.training(), experiment.spec.plan, 0.0
-    sizes = [plan.start_share, 1 - plan.start_share] if plan.start_size else [1.0]
-    for share in sizes:  # first the smaller images, then the full size
-        per_step += share * _step_seconds(training, TIMED_SHARE * seconds / len(sizes))
-        training.step = training.total_steps
+    training, plan = experiment.training(), experiment.spec.plan
+    if plan.start_size is None:
+        per_step = _step_seconds(training, TIMED_SHARE * seconds)
+    else:
+        assert isinstance(training.batches, BatchMaker)
+        small, full = (replace_fields(training.batches, start_steps=steps) for steps in (sys.maxsize, 0))
+        per_step = 0.0
+        for batches, share in ((small, plan.start_share), (full, 1 - plan.start_share)):
+            training.batches = batches
+            per_step += share * _step_seconds(training, TIMED_SHARE / 2 * seconds)
     started = time.perf_counter()
     experiment.measure(training.models.teacher)
     evaluating = 2 * EVALUATIONS * (time.perf_counter() - started)  # EMA and raw weights

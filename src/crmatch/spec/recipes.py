@@ -29,7 +29,7 @@ DEFAULT_BACKBONE = "efficientnet-lite0"
 LONG_MINUTES = 5.0
 """Runs of `quick` of this length or longer end with images of 32 pixels."""
 SMALL_SIZE = 20
-"""Side of the images of shorter runs, which need the steps that small images save, and of the first steps of longer ones."""
+"""Side of the images in shorter runs, and in the first half of longer ones. Small images leave time for more steps."""
 
 # Mean and standard deviation per channel in USB's code; for CIFAR-10 it has those of ImageNet.
 USB_STATISTICS: dict[str | None, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -123,11 +123,14 @@ def quick_image_size(setting: Setting, minutes: float = 0.0) -> int:
     return min(setting.image_size, 32 if minutes >= LONG_MINUTES or setting.image_size > 32 else SMALL_SIZE)
 
 
-def quick_sizes(setting: Setting, minutes: float, image_size: Any = None) -> dict[str, Any]:
-    """Keys of `quick` that follow from `--minutes` and a given size: longer runs begin with smaller images."""
-    size = image_size if isinstance(image_size, int) else quick_image_size(setting, minutes)
-    grows = minutes >= LONG_MINUTES and size >= 32
-    return {"data.image_size": size, "plan.start_size": SMALL_SIZE * size // 32 if grows else None}
+def quick_start_size(spec: RunSpec, minutes: float) -> int | None:
+    """The size of the first images of a long run of `quick`: 20 pixels for a final size of 32, or in proportion.
+
+    None if all images have one size: in shorter runs, below 32 pixels, and with other networks, which may take one size only.
+    """
+    size = spec.data.image_size
+    begins_small = minutes >= LONG_MINUTES and size >= 32 and isinstance(spec.network, FastNetConfig)
+    return SMALL_SIZE * size // 32 if begins_small else None
 
 
 def _quick(setting: Setting, method: Kind) -> RunSpec:
