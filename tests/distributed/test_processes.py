@@ -79,7 +79,7 @@ def of_method(traced: dict[str, Tensor], case: str) -> dict[str, Tensor]:
     return {name: value for name, value in traced.items() if name.startswith(f"{case}/")}
 
 
-@pytest.mark.parametrize("method", two_processes.LONG + two_processes.SHORT)
+@pytest.mark.parametrize("method", [*two_processes.LONG, *two_processes.SHORT, "growing"])
 @pytest.mark.process
 def test_two_processes_train_as_one_does(one: dict[str, Tensor], two: Two, method: str) -> None:
     expected, actual = of_method(one, f"{method}/fp64"), of_method(two.ranks[0], f"{method}/fp64")

@@ -67,6 +67,7 @@ def traces(data_dir: Path, processes: ProcessGroup) -> dict[str, Tensor]:
     cases = {f"{method}/fp64": (spec_of(data_dir, method), 20) for method in LONG}
     cases |= {f"{method}/fp32": (spec_of(data_dir, method, "fp32"), 2) for method in LONG}
     cases |= {f"{method}/fp64": (spec_of(data_dir, method), 3) for method in SHORT}
+    cases["growing/fp64"] = spec_of(data_dir, "crmatch", **{"plan.start_size": 12, "plan.start_share": 0.1}), 4
     every = {f"{method}/recomputed": trace(spec_of(data_dir, method), data_dir, processes, 3, True) for method in RECOMPUTED}
     every |= {case: trace(spec, data_dir, processes, steps) for case, (spec, steps) in cases.items()}
     return {f"{case}/{name}": value.contiguous().clone() for case, traced in every.items() for name, value in traced.items()}

@@ -13,6 +13,7 @@ from crmatch.augment.batches import Normalizer
 from crmatch.cli.display import Display
 from crmatch.data.settings import parse_setting
 from crmatch.errors import RequestError, StoppedError
+from crmatch.methods import METHODS
 from crmatch.networks.config import PretrainedConfig
 from crmatch.runs import timing
 from crmatch.runs.cost import estimate
@@ -63,6 +64,16 @@ def test_heads_take_feature_maps_of_one_size(stripes: Path, keys: dict[str, Any]
     assert len(set(shapes)) == 1
     training.network.eval()
     assert training.network(torch.zeros(1, 3, 12, 12)).feature_map.shape[2:] != training.network.map_size
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_trains_at_both_sizes(stripes: Path, method: str) -> None:
+    network = {**tiny_spec(stripes, method).network.model_dump(), "kind": "fast"}
+    keys = {name: network[name] for name in ("kind", "normalize_features")} | {"filters": 4}
+    training = training_of(tiny_spec(stripes, method, **GROWING, **{"plan.steps": 8, "network": keys}), stripes)
+    for _ in range(8):
+        _, loss = training.take_step()
+        assert loss.total.isfinite()
 
 
 def test_models_are_evaluated_at_the_size_on_which_they_were_trained_last(stripes: Path) -> None:
