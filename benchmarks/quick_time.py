@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Where the time of `crmatch train SETTING` goes, how fast its convolutions are, and a step beside a busy process.
 
+    export GOMP_SPINCOUNT=1000                # as the command `crmatch` sets it on a quiet machine
     python benchmarks/quick_time.py svhn_small@25 --data-dir DIR                 # three minutes on two quiet cores
     python benchmarks/quick_time.py svhn_small@25 --data-dir DIR --minutes 5     # eight minutes: a longer run
 

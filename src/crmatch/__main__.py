@@ -16,7 +16,7 @@ SLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
 def main() -> None:
     """Run a command."""
     catch_signals()
-    # By default, threads that wait for each other spin for milliseconds, and beside a busy program a step takes up to 3.6 times
+    # By default, threads that wait for each other spin for milliseconds, and beside a busy program a step takes 3.5 times
     # as long (docs/quick-recipe.md). OpenMP reads these variables when torch is imported.
     if not os.environ.keys() & {*SPIN, *SLEEP}:
         os.environ.update(SLEEP if cores_are_short() else SPIN)
@@ -28,8 +28,11 @@ def main() -> None:
 def cores_are_short(load: Path = Path("/proc/loadavg"), looks: int = 5) -> bool:
     """Whether other programs leave fewer cores than torch has threads, at each of several looks within 50 ms.
 
-    False where the system does not say.
+    False where the system does not say. With hyper-threading torch starts half as many threads as are counted here,
+    so that they may sleep without need.
     """
+    if not load.exists():
+        return False  # not Linux
     with contextlib.suppress(OSError, ValueError, IndexError):
         threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
         for _ in range(looks):

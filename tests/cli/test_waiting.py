@@ -37,6 +37,13 @@ def test_programs_that_leave_too_few_cores_are_noticed(
     assert __main__.cores_are_short(load) is expected
 
 
+def test_a_system_without_these_functions_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert not __main__.cores_are_short(tmp_path / "loadavg")
+
+
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="the system does not say how many threads run")
 def test_a_busy_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

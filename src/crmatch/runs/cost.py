@@ -40,7 +40,8 @@ from crmatch.training.execution import Activations
 logger = logging.getLogger(__name__)
 IGNORE = "CRMATCH_IGNORE_MEMORY"  # environment variable; 1 trains although the estimate exceeds the free memory
 STEM_CHANNELS = 16
-# (multiply-adds, seconds) per image with two threads of a server CPU: digits and svhn_small by `quick`, CIFAR-10 by `paper`.
+# (multiply-adds, seconds) per image with two threads of a server CPU without AVX-512, with which it takes about half as long:
+# digits by `quick`, svhn_small by `quick` at 24 pixels, CIFAR-10 by `paper`.
 MEASURED = ((5.59e6, 0.028 / 104), (17.3e6, 0.067 / 104), (214e6, 39 / 2304))
 MEASURED_THREADS = 2
 # Seconds per multiply-add of a forward pass by onnxruntime: 90,000 views of cifar10_small at 96 pixels took 120 s.

@@ -119,7 +119,7 @@ def _original(setting: Setting, method: Kind) -> RunSpec:
 
 
 def quick_image_size(setting: Setting, minutes: float = 0.0) -> int:
-    """The image size of `quick`: 20 pixels, or 32 in longer runs and for larger originals. Smaller ones keep their size."""
+    """The image size of `quick`: 20 pixels, or 32 in longer runs and for larger originals; never larger than the originals."""
     return min(setting.image_size, 32 if minutes >= LONG_MINUTES or setting.image_size > 32 else SMALL_SIZE)
 
 
